@@ -1,0 +1,2 @@
+// Package expect is empty: only tests of nerdctl use it.
+package expect

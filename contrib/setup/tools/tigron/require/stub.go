@@ -1,0 +1,2 @@
+// Package require is empty: only tests of nerdctl use it.
+package require

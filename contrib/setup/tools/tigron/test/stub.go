@@ -1,0 +1,2 @@
+// Package test is empty: only tests of nerdctl use it.
+package test

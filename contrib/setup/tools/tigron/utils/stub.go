@@ -1,0 +1,2 @@
+// Package utils is empty: only tests of nerdctl use it.
+package utils

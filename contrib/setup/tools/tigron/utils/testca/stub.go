@@ -1,0 +1,2 @@
+// Package testca is empty: only tests of nerdctl use it.
+package testca
