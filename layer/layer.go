@@ -72,9 +72,13 @@ func (w Writable) Images() string {
 
 // KeepsLineage says whether the snapshotter that owns w honours the lineage
 // label, so that visible parents stay flat.
-func (w Writable) KeepsLineage() bool {
-	// <root>/m/<id>/work
-	root := filepath.Dir(filepath.Dir(filepath.Dir(w.Workdir)))
+func (w Writable) KeepsLineage() bool { return LineageKept(w.Images()) }
+
+// LineageKept says the same of the snapshotter that owns a directory of
+// process images.
+func LineageKept(images string) bool {
+	// <root>/m/<id>/criu
+	root := filepath.Dir(filepath.Dir(filepath.Dir(images)))
 	b, err := os.ReadFile(filepath.Join(root, LayoutFile))
 	return err == nil && strings.TrimSpace(string(b)) == LayoutVersion
 }

@@ -84,6 +84,7 @@ func NodeFromSnapshot(info snapshots.Info) *Node {
 		Parent:      info.Labels[LabelParent],
 		ContainerId: info.Labels[LabelContainer],
 		Snapshot:    info.Name,
+		Images:      info.Labels[LabelImages],
 		Labels:      map[string]string{},
 	}
 	created, err := time.Parse(time.RFC3339Nano, info.Labels[LabelCreated])

@@ -407,8 +407,10 @@ type Node struct {
 	Snapshot  string                 `protobuf:"bytes,5,opt,name=snapshot,proto3" json:"snapshot,omitempty"`
 	CreatedAt *timestamppb.Timestamp `protobuf:"bytes,6,opt,name=created_at,json=createdAt,proto3" json:"created_at,omitempty"`
 	// Size of the process images in bytes.
-	ImageBytes    uint64            `protobuf:"varint,7,opt,name=image_bytes,json=imageBytes,proto3" json:"image_bytes,omitempty"`
-	Labels        map[string]string `protobuf:"bytes,8,rep,name=labels,proto3" json:"labels,omitempty" protobuf_key:"bytes,1,opt,name=key" protobuf_val:"bytes,2,opt,name=value"`
+	ImageBytes uint64            `protobuf:"varint,7,opt,name=image_bytes,json=imageBytes,proto3" json:"image_bytes,omitempty"`
+	Labels     map[string]string `protobuf:"bytes,8,rep,name=labels,proto3" json:"labels,omitempty" protobuf_key:"bytes,1,opt,name=key" protobuf_val:"bytes,2,opt,name=value"`
+	// Directory of the process images on the host.
+	Images        string `protobuf:"bytes,9,opt,name=images,proto3" json:"images,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -497,6 +499,13 @@ func (x *Node) GetLabels() map[string]string {
 		return x.Labels
 	}
 	return nil
+}
+
+func (x *Node) GetImages() string {
+	if x != nil {
+		return x.Images
+	}
+	return ""
 }
 
 // Timings of one operation, in microseconds.
@@ -722,7 +731,7 @@ const file_waypoint_proto_rawDesc = "" +
 	"\n" +
 	"generation\x18\x03 \x01(\x04R\n" +
 	"generation\x12\x14\n" +
-	"\x05phase\x18\x04 \x01(\tR\x05phase\"\xdc\x02\n" +
+	"\x05phase\x18\x04 \x01(\tR\x05phase\"\xf4\x02\n" +
 	"\x04Node\x12\x0e\n" +
 	"\x02id\x18\x01 \x01(\tR\x02id\x12\x12\n" +
 	"\x04name\x18\x02 \x01(\tR\x04name\x12\x16\n" +
@@ -733,7 +742,8 @@ const file_waypoint_proto_rawDesc = "" +
 	"created_at\x18\x06 \x01(\v2\x1a.google.protobuf.TimestampR\tcreatedAt\x12\x1f\n" +
 	"\vimage_bytes\x18\a \x01(\x04R\n" +
 	"imageBytes\x12B\n" +
-	"\x06labels\x18\b \x03(\v2*.io.statefork.waypoint.v1.Node.LabelsEntryR\x06labels\x1a9\n" +
+	"\x06labels\x18\b \x03(\v2*.io.statefork.waypoint.v1.Node.LabelsEntryR\x06labels\x12\x16\n" +
+	"\x06images\x18\t \x01(\tR\x06images\x1a9\n" +
 	"\vLabelsEntry\x12\x10\n" +
 	"\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n" +
 	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01\"\x81\x01\n" +
