@@ -37,7 +37,7 @@ type Fork struct {
 // External is state that lies outside of a container: no node keeps it, no
 // restore rolls it back, and forks share it.
 type External struct {
-	// Kind is "mount", "socket", "network", "port" or "setting".
+	// Kind is "mount", "socket", "port", "setting", or the type of a namespace.
 	Kind string `json:"kind"`
 	// Name is a path in the container, an address, or a setting's name.
 	Name string `json:"name"`

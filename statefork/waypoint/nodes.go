@@ -1,0 +1,183 @@
+package waypoint
+
+import (
+	"context"
+	"fmt"
+	"slices"
+	"strings"
+
+	"github.com/containerd/containerd/v2/core/containers"
+	"github.com/containerd/containerd/v2/core/snapshots"
+	"github.com/containerd/errdefs"
+
+	"github.com/statefork/statefork/shim/api"
+	"github.com/statefork/statefork/statefork"
+)
+
+// Tree is the tree of one container, with where the live containers stand.
+type Tree struct {
+	Container Container
+	Nodes     *statefork.Tree
+	// Forks are the live containers that were started at one of the nodes.
+	Forks []statefork.Fork
+}
+
+// Tree returns a container's tree; the container need not run.
+func (c *Client) Tree(ctx context.Context, ref string) (*Tree, error) {
+	ctx = c.scope(ctx)
+	rec, err := c.find(ctx, ref)
+	if err != nil {
+		return nil, err
+	}
+	return c.treeOf(ctx, rec)
+}
+
+func (c *Client) treeOf(ctx context.Context, rec containers.Container) (*Tree, error) {
+	sn, err := c.snapshotter(rec)
+	if err != nil {
+		return nil, err
+	}
+	infos, err := nodesOf(ctx, sn, rec.ID)
+	if err != nil {
+		return nil, err
+	}
+	head, err := headOf(ctx, sn, rec)
+	if err != nil {
+		return nil, err
+	}
+	forks, err := c.forksOf(ctx, rec.ID)
+	if err != nil {
+		return nil, err
+	}
+	status, err := c.status(ctx, rec.ID)
+	if err != nil {
+		return nil, err
+	}
+	t := statefork.NewTree(toNodes(infos))
+	return &Tree{Container: describe(rec, status, head, t.Len()), Nodes: t, Forks: forks}, nil
+}
+
+// node finds one node of a container, with its snapshot.
+func (c *Client) node(ctx context.Context, sn snapshots.Snapshotter, rec containers.Container, ref string) (statefork.Node, snapshots.Info, error) {
+	infos, err := nodesOf(ctx, sn, rec.ID)
+	if err != nil {
+		return statefork.Node{}, snapshots.Info{}, err
+	}
+	n, err := statefork.NewTree(toNodes(infos)).Find(ref)
+	if err != nil {
+		return n, snapshots.Info{}, statefork.WithHint(
+			fmt.Errorf("find in container %q: %w", rec.ID, err),
+			fmt.Sprintf("see \"statefork tree %s\"", rec.ID))
+	}
+	i := slices.IndexFunc(infos, func(info snapshots.Info) bool { return info.Labels[api.LabelNode] == n.ID })
+	return n, infos[i], nil
+}
+
+// nodesOf reads a container's nodes from their snapshots.
+func nodesOf(ctx context.Context, sn snapshots.Snapshotter, id string) ([]snapshots.Info, error) {
+	return walk(ctx, sn, fmt.Sprintf("kind==committed,labels.%q==%q", api.LabelContainer, id))
+}
+
+func walk(ctx context.Context, sn snapshots.Snapshotter, filters ...string) ([]snapshots.Info, error) {
+	var infos []snapshots.Info
+	err := sn.Walk(ctx, func(_ context.Context, info snapshots.Info) error {
+		infos = append(infos, info)
+		return nil
+	}, filters...)
+	if err != nil {
+		return nil, fmt.Errorf("walk snapshots: %w", err)
+	}
+	return infos, nil
+}
+
+func toNodes(infos []snapshots.Info) []statefork.Node {
+	var nodes []statefork.Node
+	for _, info := range infos {
+		if n := api.NodeFromSnapshot(info); n != nil {
+			nodes = append(nodes, toNode(n))
+		}
+	}
+	return nodes
+}
+
+func toNode(n *api.Node) statefork.Node {
+	return statefork.Node{
+		ID:         n.GetId(),
+		Name:       n.GetName(),
+		Parent:     n.GetParent(),
+		Container:  n.GetContainerId(),
+		Snapshot:   n.GetSnapshot(),
+		Created:    n.GetCreatedAt().AsTime(),
+		ImageBytes: n.GetImageBytes(),
+		Labels:     n.GetLabels(),
+	}
+}
+
+// headOf is the node that the container's active snapshot descends from. A
+// missing snapshot is no error: a checkpoint may be between two steps.
+func headOf(ctx context.Context, sn snapshots.Snapshotter, rec containers.Container) (string, error) {
+	info, err := sn.Stat(ctx, rec.SnapshotKey)
+	if errdefs.IsNotFound(err) {
+		return "", nil
+	}
+	if err != nil {
+		return "", fmt.Errorf("stat snapshot %q: %w", rec.SnapshotKey, err)
+	}
+	return info.Labels[api.LabelFrom], nil
+}
+
+// forksOf are the containers whose record says that they come from id.
+func (c *Client) forksOf(ctx context.Context, id string) ([]statefork.Fork, error) {
+	recs, err := c.ctrd.ContainerService().List(ctx, fmt.Sprintf("labels.%q", LabelForkedFrom))
+	if err != nil {
+		return nil, fmt.Errorf("list forks: %w", err)
+	}
+	var forks []statefork.Fork
+	for _, r := range recs {
+		from, node := SplitRef(r.Labels[LabelForkedFrom])
+		if from != id {
+			continue
+		}
+		s, err := c.status(ctx, r.ID)
+		if err != nil {
+			return nil, err
+		}
+		forks = append(forks, statefork.Fork{ID: r.ID, Name: r.Labels[nerdctlName], From: node, Status: s.Status})
+	}
+	slices.SortFunc(forks, func(a, b statefork.Fork) int { return strings.Compare(a.ID, b.ID) })
+	return forks, nil
+}
+
+// survey is what one walk over each snapshotter tells of all containers.
+type survey struct {
+	nodes map[string]int         // by container
+	heads map[snapshotRef]string // by active snapshot
+}
+
+type snapshotRef struct{ snapshotter, key string }
+
+func snapshotOf(r containers.Container) snapshotRef { return snapshotRef{r.Snapshotter, r.SnapshotKey} }
+
+func (c *Client) survey(ctx context.Context, recs []containers.Container) (survey, error) {
+	s := survey{nodes: map[string]int{}, heads: map[snapshotRef]string{}}
+	done := map[string]bool{"": true}
+	for _, r := range recs {
+		if done[r.Snapshotter] {
+			continue
+		}
+		done[r.Snapshotter] = true
+		infos, err := walk(ctx, c.ctrd.SnapshotService(r.Snapshotter),
+			fmt.Sprintf("labels.%q", api.LabelContainer), fmt.Sprintf("kind==active,labels.%q", api.LabelFrom))
+		if err != nil {
+			return s, fmt.Errorf("survey snapshotter %q: %w", r.Snapshotter, err)
+		}
+		for _, info := range infos {
+			if n := api.NodeFromSnapshot(info); n != nil {
+				s.nodes[n.ContainerId]++
+			} else if info.Kind == snapshots.KindActive {
+				s.heads[snapshotRef{r.Snapshotter, info.Name}] = info.Labels[api.LabelFrom]
+			}
+		}
+	}
+	return s, nil
+}

@@ -1,0 +1,259 @@
+package waypoint
+
+import (
+	"context"
+	"crypto/rand"
+	"encoding/hex"
+	"errors"
+	"fmt"
+	"net/url"
+	"os"
+	"path/filepath"
+	"time"
+
+	containerd "github.com/containerd/containerd/v2/client"
+	"github.com/containerd/containerd/v2/core/containers"
+	"github.com/containerd/containerd/v2/core/leases"
+	"github.com/containerd/containerd/v2/core/runtime/restart"
+	"github.com/containerd/containerd/v2/core/snapshots"
+	"github.com/containerd/containerd/v2/pkg/cio"
+	"github.com/containerd/errdefs"
+	"github.com/containerd/log"
+
+	"github.com/statefork/statefork/layer"
+	"github.com/statefork/statefork/shim/api"
+	"github.com/statefork/statefork/statefork"
+)
+
+// leaseTime is how long containerd's garbage collector spares what an
+// operation has made so far, should this process die in it.
+const leaseTime = 15 * time.Minute
+
+// withLease protects what is made under the returned context, and the node's
+// snapshot, until release is called.
+func (c *Client) withLease(ctx context.Context, snapshotter, node string) (_ context.Context, release func(), _ error) {
+	leased, done, err := c.ctrd.WithLease(ctx, leases.WithRandomID(), leases.WithExpiration(leaseTime))
+	if err != nil {
+		return nil, nil, fmt.Errorf("create lease: %w", err)
+	}
+	release = func() {
+		ctx, cancel := undo(ctx)
+		defer cancel()
+		if err := done(ctx); err != nil {
+			log.G(ctx).WithError(err).Warn("lease stays until it expires")
+		}
+	}
+	id, _ := leases.FromContext(leased)
+	err = c.ctrd.LeasesService().AddResource(ctx, leases.Lease{ID: id},
+		leases.Resource{ID: node, Type: "snapshots/" + snapshotter})
+	if err != nil {
+		release()
+		return nil, nil, fmt.Errorf("lease snapshot %q: %w", node, err)
+	}
+	return leased, release, nil
+}
+
+// imagesOf returns the directory of a node's process images.
+func imagesOf(info snapshots.Info) (string, error) {
+	dir := info.Labels[api.LabelImages]
+	if !filepath.IsAbs(dir) {
+		return "", fmt.Errorf("node %q has no process images: %w", info.Labels[api.LabelNode], errdefs.ErrFailedPrecondition)
+	}
+	if _, err := os.Stat(dir); err != nil {
+		return "", fmt.Errorf("find process images of node %q: %w: %w", info.Labels[api.LabelNode], err, errdefs.ErrFailedPrecondition)
+	}
+	return dir, nil
+}
+
+// parentOf says on what to prepare an active snapshot at a node. A snapshotter
+// that keeps the lineage finds the node by label, and its visible parent stays
+// the image's; for another one the node is the parent.
+func parentOf(info snapshots.Info) string {
+	work := filepath.Join(filepath.Dir(info.Labels[api.LabelImages]), "work")
+	if (layer.Writable{Workdir: work}).KeepsLineage() {
+		return info.Parent
+	}
+	return info.Name
+}
+
+// inherited are the labels by which a snapshotter maps user ids; they must be
+// the same on every snapshot of a container.
+var inherited = []string{snapshots.LabelSnapshotUIDMapping, snapshots.LabelSnapshotGIDMapping}
+
+// prepareAt prepares key as an active snapshot at a node, for a container.
+func prepareAt(ctx context.Context, sn snapshots.Snapshotter, key string, info snapshots.Info, container string) error {
+	labels := map[string]string{
+		api.LabelFrom:        info.Labels[api.LabelNode],
+		api.LabelGCContainer: container,
+	}
+	for _, k := range inherited {
+		if v, ok := info.Labels[k]; ok {
+			labels[k] = v
+		}
+	}
+	if _, err := sn.Prepare(ctx, key, parentOf(info), snapshots.WithLabels(labels)); err != nil {
+		return fmt.Errorf("prepare snapshot %q at node %q: %w", key, info.Labels[api.LabelNode], err)
+	}
+	return nil
+}
+
+// startAt gives a container that does not run a new task at a node.
+func (c *Client) startAt(ctx context.Context, rec containers.Container, n statefork.Node, info snapshots.Info) (_ *Result, retErr error) {
+	begin := time.Now()
+	images, err := imagesOf(info)
+	if err != nil {
+		return nil, err
+	}
+	cont, err := c.ctrd.LoadContainer(ctx, rec.ID)
+	if err != nil {
+		return nil, fmt.Errorf("load container %q: %w", rec.ID, err)
+	}
+	if err := deleteStopped(ctx, cont); err != nil {
+		return nil, err
+	}
+	leased, release, err := c.withLease(ctx, rec.Snapshotter, info.Name)
+	if err != nil {
+		return nil, err
+	}
+	defer release()
+	sn := c.ctrd.SnapshotService(rec.Snapshotter)
+	key := newKey(rec.ID)
+	if err := prepareAt(leased, sn, key, info, rec.ID); err != nil {
+		return nil, err
+	}
+	// The abandoned active snapshot goes last, so that a failure up to there
+	// leaves the container as it was.
+	drop := key
+	defer func() {
+		ctx, cancel := undo(ctx)
+		defer cancel()
+		if retErr != nil {
+			retErr = errors.Join(retErr, setKey(ctx, cont, rec.SnapshotKey, nil))
+		}
+		if err := sn.Remove(ctx, drop); err != nil && !errdefs.IsNotFound(err) {
+			log.G(ctx).WithError(err).WithField("key", drop).Warn("snapshot stays")
+		}
+	}()
+	if err := setKey(leased, cont, key, nil); err != nil {
+		return nil, err
+	}
+	snapshotted := time.Since(begin)
+	if err := c.startTask(leased, cont, rec, images, ""); err != nil {
+		return nil, err
+	}
+	// Else the restart monitor would stop a container that was stopped by hand.
+	if err := setKey(ctx, cont, key, restartLabels(rec.Labels)); err != nil {
+		log.G(ctx).WithError(err).WithField("container", rec.ID).Warn("restart labels are not updated")
+	}
+	drop = rec.SnapshotKey
+	total := time.Since(begin)
+	return &Result{
+		Container: rec.ID, Node: n, Started: true,
+		Timings:  Timings{Total: total, Snapshot: snapshotted, Restore: total - snapshotted},
+		External: externalOf(rec),
+	}, nil
+}
+
+func newKey(id string) string { return id + "-" + randomHex(3) }
+
+func randomHex(bytes int) string {
+	b := make([]byte, bytes)
+	rand.Read(b) // never fails
+	return hex.EncodeToString(b)
+}
+
+func setKey(ctx context.Context, cont containerd.Container, key string, labels map[string]string) error {
+	err := cont.Update(ctx, func(_ context.Context, _ *containerd.Client, r *containers.Container) error {
+		r.SnapshotKey = key
+		for k, v := range labels {
+			r.Labels[k] = v
+		}
+		return nil
+	})
+	if err != nil {
+		return fmt.Errorf("set snapshot %q of container %q: %w", key, cont.ID(), err)
+	}
+	return nil
+}
+
+// restartLabels say that a container with a restart policy is wanted running.
+func restartLabels(labels map[string]string) map[string]string {
+	set := map[string]string{}
+	if _, ok := labels[restart.StatusLabel]; ok {
+		set[restart.StatusLabel] = string(containerd.Running)
+	}
+	if _, ok := labels[restart.ExplicitlyStoppedLabel]; ok {
+		set[restart.ExplicitlyStoppedLabel] = "false"
+	}
+	return set
+}
+
+// deleteStopped removes the task that an earlier run has left.
+func deleteStopped(ctx context.Context, cont containerd.Container) error {
+	t, err := cont.Task(ctx, nil)
+	if errdefs.IsNotFound(err) {
+		return nil
+	}
+	if err != nil {
+		return fmt.Errorf("load task %q: %w", cont.ID(), err)
+	}
+	if _, err := t.Delete(ctx); err != nil && !errdefs.IsNotFound(err) {
+		return fmt.Errorf("delete stopped task %q: %w", cont.ID(), err)
+	}
+	return nil
+}
+
+// startTask creates a task from process images and starts it. On failure no
+// task is left.
+func (c *Client) startTask(ctx context.Context, cont containerd.Container, rec containers.Container, images, logURI string) error {
+	create, err := ioOf(rec, logURI)
+	if err != nil {
+		return err
+	}
+	t, err := cont.NewTask(ctx, create, containerd.WithRestoreImagePath(images))
+	if err != nil {
+		return fmt.Errorf("create task %q: %w", rec.ID, err)
+	}
+	if err := t.Start(ctx); err != nil {
+		err = fmt.Errorf("start task %q: %w", rec.ID, err)
+		ctx, cancel := undo(ctx)
+		defer cancel()
+		if _, derr := t.Delete(ctx, containerd.WithProcessKill); derr != nil && !errdefs.IsNotFound(derr) {
+			err = errors.Join(err, fmt.Errorf("delete task %q: %w", rec.ID, derr))
+		}
+		return err
+	}
+	return nil
+}
+
+// ioOf chooses where a task's output goes: the URI that was given, or nerdctl's
+// logger, or nowhere. Whether there is a terminal must agree with the spec.
+func ioOf(rec containers.Container, logURI string) (cio.Creator, error) {
+	spec, err := specOf(rec)
+	if err != nil {
+		return nil, err
+	}
+	if logURI == "" {
+		logURI = rec.Labels[nerdctlLogURI]
+	}
+	cfg := cio.Config{Terminal: spec.Process != nil && spec.Process.Terminal}
+	if logURI != "" && logURI != "none" {
+		u, err := url.Parse(logURI)
+		if err != nil || u.Scheme == "" {
+			return nil, fmt.Errorf("log uri %q has no scheme: %w", logURI, errdefs.ErrInvalidArgument)
+		}
+		cfg.Stdout = u.String()
+		if !cfg.Terminal {
+			cfg.Stderr = cfg.Stdout
+		}
+	}
+	return func(string) (cio.IO, error) { return detached(cfg), nil }, nil
+}
+
+// detached is the io of a task to which this process holds no stream.
+type detached cio.Config
+
+func (d detached) Config() cio.Config { return cio.Config(d) }
+func (detached) Cancel()              {}
+func (detached) Wait()                {}
+func (detached) Close() error         { return nil }
