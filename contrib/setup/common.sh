@@ -42,7 +42,7 @@ tool() {
 		echo "$name: copying $v from the cache"
 	else
 		echo "$name: building $v"
-		(cd "$here/tools" && nice go build -trimpath -o "$kept.$$" "$@" "$package")
+		(cd "$here/tools" && nice go build -trimpath -o "$kept.$$" "$@" "$package" 2> >(grep -v "^go: downloading" >&2))
 		mv "$kept.$$" "$kept"
 	fi
 	cp --remove-destination "$kept" "$bin/$name"
