@@ -2,6 +2,7 @@ package waypoint
 
 import (
 	"context"
+	"encoding/json"
 	"fmt"
 	"slices"
 	"strings"
@@ -20,6 +21,41 @@ type Tree struct {
 	Nodes     *statefork.Tree
 	// Forks are the live containers that were started at one of the nodes.
 	Forks []statefork.Fork
+}
+
+// Branch is a node together with all that comes from it.
+type Branch struct {
+	statefork.Node
+	// Head says that the live container descends from this node.
+	Head     bool             `json:"head"`
+	Forks    []statefork.Fork `json:"forks,omitempty"`
+	Children []Branch         `json:"children,omitempty"`
+}
+
+// Branches returns the tree in its nested form, from the roots.
+func (t *Tree) Branches() []Branch { return t.branches(t.Nodes.Roots()) }
+
+func (t *Tree) branches(nodes []statefork.Node) []Branch {
+	list := []Branch{}
+	for _, n := range nodes {
+		b := Branch{Node: n, Head: n.ID == t.Container.Head}
+		for _, f := range t.Forks {
+			if f.From == n.ID {
+				b.Forks = append(b.Forks, f)
+			}
+		}
+		b.Children = t.branches(t.Nodes.Children(n.ID))
+		list = append(list, b)
+	}
+	return list
+}
+
+// MarshalJSON gives the container and the nested form.
+func (t *Tree) MarshalJSON() ([]byte, error) {
+	return json.Marshal(struct {
+		Container Container `json:"container"`
+		Roots     []Branch  `json:"roots"`
+	}{t.Container, t.Branches()})
 }
 
 // Tree returns a container's tree; the container need not run.

@@ -69,8 +69,7 @@ func imagesOf(info snapshots.Info) (string, error) {
 // that keeps the lineage finds the node by label, and its visible parent stays
 // the image's; for another one the node is the parent.
 func parentOf(info snapshots.Info) string {
-	work := filepath.Join(filepath.Dir(info.Labels[api.LabelImages]), "work")
-	if (layer.Writable{Workdir: work}).KeepsLineage() {
+	if layer.LineageKept(info.Labels[api.LabelImages]) {
 		return info.Parent
 	}
 	return info.Name

@@ -1,0 +1,24 @@
+package main
+
+import (
+	"context"
+
+	"github.com/urfave/cli/v3"
+
+	"github.com/statefork/statefork/statefork/waypoint"
+)
+
+func lsCommand() *cli.Command {
+	return &cli.Command{
+		Name:    "ls",
+		Aliases: []string{"list"},
+		Usage:   "list the containers that can have nodes",
+		Action: withArgs(0, 0, func(ctx context.Context, cmd *cli.Command, c *waypoint.Client) error {
+			list, err := c.List(ctx)
+			if err != nil {
+				return err
+			}
+			return printer(cmd).containers(list)
+		}),
+	}
+}

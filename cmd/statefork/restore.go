@@ -1,0 +1,31 @@
+package main
+
+import (
+	"context"
+
+	"github.com/urfave/cli/v3"
+
+	"github.com/statefork/statefork/statefork/waypoint"
+)
+
+func restoreCommand() *cli.Command {
+	return &cli.Command{
+		Name:      "restore",
+		Usage:     "move a container in place to one of its nodes; one that is stopped is started there",
+		ArgsUsage: "CONTAINER NODE",
+		Action: withArgs(1, 2, func(ctx context.Context, cmd *cli.Command, c *waypoint.Client) error {
+			container, node := cmd.Args().Get(0), cmd.Args().Get(1)
+			if node == "" {
+				container, node = waypoint.SplitRef(container)
+			}
+			if node == "" {
+				return usagef("usage: statefork restore CONTAINER NODE")
+			}
+			res, err := c.Restore(ctx, container, node)
+			if err != nil {
+				return err
+			}
+			return printer(cmd).result(res)
+		}),
+	}
+}
