@@ -18,7 +18,7 @@ func doctorCommand() *cli.Command {
 			}
 			ctx, cancel := deadline(ctx, cmd)
 			defer cancel()
-			findings := doctor.Run(ctx, doctor.Config{Address: address(cmd), State: cmd.String("state")})
+			findings := doctor.Run(ctx, doctor.Config{Address: cmd.String("address"), State: cmd.String("state")})
 			if err := printer(cmd).findings(findings); err != nil {
 				return err
 			}

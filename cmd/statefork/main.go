@@ -12,7 +12,6 @@ import (
 	"strings"
 	"syscall"
 
-	containerd "github.com/containerd/containerd/v2/client"
 	"github.com/containerd/containerd/v2/pkg/namespaces"
 	"github.com/containerd/errdefs"
 	"github.com/urfave/cli/v3"
@@ -128,9 +127,9 @@ func withArgs(least, most int, f func(context.Context, *cli.Command, *waypoint.C
 		}
 		ctx, cancel := deadline(ctx, cmd)
 		defer cancel()
-		client, err := containerd.New(address(cmd))
+		client, err := waypoint.Connect(ctx, cmd.String("address"))
 		if err != nil {
-			return fmt.Errorf("connect to containerd: %w", err)
+			return err
 		}
 		defer client.Close()
 		return f(ctx, cmd, waypoint.New(client, waypoint.Options{Namespace: namespace(cmd), State: cmd.String("state")}))
@@ -143,8 +142,6 @@ func deadline(ctx context.Context, cmd *cli.Command) (context.Context, context.C
 	}
 	return context.WithCancel(ctx)
 }
-
-func address(cmd *cli.Command) string { return strings.TrimPrefix(cmd.String("address"), "unix://") }
 
 // namespace is the flag's value. The verb fork has a flag -n of its own, and so
 // must have --namespace again.

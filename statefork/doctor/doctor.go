@@ -18,6 +18,7 @@ import (
 	"github.com/containerd/errdefs"
 
 	"github.com/statefork/statefork/shim/api"
+	"github.com/statefork/statefork/statefork/waypoint"
 )
 
 // Level says how bad a finding is.
@@ -160,7 +161,7 @@ func criu(ctx context.Context) []Finding {
 func daemon(ctx context.Context, cfg Config) []Finding {
 	const check = "containerd"
 	fix := "start containerd, or give its address"
-	client, err := containerd.New(strings.TrimPrefix(cfg.Address, "unix://"))
+	client, err := waypoint.Connect(ctx, cfg.Address)
 	if err != nil {
 		return []Finding{{check, Fail, oneLine(err), fix}}
 	}

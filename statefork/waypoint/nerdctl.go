@@ -144,6 +144,9 @@ func (s store) addState(src string, to identity, hostname string) error {
 // the addresses that the fork gets.
 func (s store) addHosts(src string, to identity, hostname string) error {
 	dir := s.hosts(to.ID)
+	if err := os.MkdirAll(filepath.Dir(dir), 0o700); err != nil {
+		return err
+	}
 	unlock, err := lock(filepath.Dir(dir))
 	if err != nil {
 		return err

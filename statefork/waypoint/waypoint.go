@@ -17,6 +17,9 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io/fs"
+	"net"
+	"strings"
 	"time"
 
 	containerd "github.com/containerd/containerd/v2/client"
@@ -49,6 +52,26 @@ type Options struct {
 type Client struct {
 	ctrd *containerd.Client
 	opts Options
+}
+
+// Connect returns a client of the containerd that listens on a unix socket.
+// Nobody there gives ErrUnavailable at once; containerd's own client would go
+// on trying for ten seconds.
+func Connect(ctx context.Context, address string) (*containerd.Client, error) {
+	address = strings.TrimPrefix(address, "unix://")
+	conn, err := new(net.Dialer).DialContext(ctx, "unix", address)
+	if err != nil {
+		if ctx.Err() == nil && !errors.Is(err, fs.ErrPermission) {
+			err = fmt.Errorf("%w: %w", err, errdefs.ErrUnavailable)
+		}
+		return nil, fmt.Errorf("connect to containerd: %w", err)
+	}
+	conn.Close()
+	ctrd, err := containerd.New(address)
+	if err != nil {
+		return nil, fmt.Errorf("connect to containerd: %w", err)
+	}
+	return ctrd, nil
 }
 
 // New returns a client over ctrd, which stays the caller's to close.

@@ -1,0 +1,336 @@
+package waypoint
+
+import (
+	"encoding/json"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/containerd/containerd/api/types/runc/options"
+	containerd "github.com/containerd/containerd/v2/client"
+	"github.com/containerd/containerd/v2/core/snapshots"
+	"github.com/containerd/containerd/v2/pkg/oci"
+	"github.com/containerd/errdefs"
+	"github.com/opencontainers/runtime-spec/specs-go"
+
+	"github.com/statefork/statefork/shim/api"
+	"github.com/statefork/statefork/statefork"
+)
+
+const (
+	nodeA = "aaaaaaaaaaa1"
+	nodeB = "bbbbbbbbbbb2"
+	nodeC = "ccccccccccc3"
+)
+
+func TestConnectRefused(t *testing.T) {
+	if _, err := Connect(t.Context(), "unix://"+filepath.Join(t.TempDir(), "none")); !errdefs.IsUnavailable(err) {
+		t.Errorf("Connect = %v, want unavailable", err)
+	}
+}
+
+// TestStopped works on a container without a task: everything about its nodes
+// comes from containerd's metadata alone.
+func TestStopped(t *testing.T) {
+	d := startDaemon(t)
+	ctx := t.Context()
+	d.base(t)
+	d.create(t, "job1", "true", map[string]string{"app": "x"})
+	d.create(t, "other", "true", nil)
+	d.seal(t, "job1", nodeA, "", "first", nil)
+	d.seal(t, "job1", nodeB, nodeA, "", nil)
+
+	t.Run("Tree", func(t *testing.T) {
+		tree, err := d.Tree(ctx, "jo")
+		if err != nil {
+			t.Fatal(err)
+		}
+		b, err := json.Marshal(tree)
+		if err != nil {
+			t.Fatal(err)
+		}
+		var got struct {
+			Container struct {
+				ID, Head, Status string
+				Nodes            int
+			}
+			Roots []struct {
+				ID, Name string
+				Head     bool
+				Labels   map[string]string
+				Bytes    int `json:"image_bytes"`
+				Children []struct {
+					ID   string
+					Head bool
+				}
+			}
+		}
+		if err := json.Unmarshal(b, &got); err != nil {
+			t.Fatal(err)
+		}
+		c := got.Container
+		if c.ID != "job1" || c.Head != nodeB || c.Nodes != 2 || c.Status != "none" || len(got.Roots) != 1 {
+			t.Fatalf("tree is %s", b)
+		}
+		r := got.Roots[0]
+		if r.ID != nodeA || r.Name != "first" || r.Head || r.Labels["step"] != "7" || r.Bytes != 4096 ||
+			len(r.Children) != 1 || r.Children[0].ID != nodeB || !r.Children[0].Head {
+			t.Errorf("tree is %s", b)
+		}
+	})
+	t.Run("List", func(t *testing.T) {
+		list, err := d.List(ctx)
+		if err != nil || len(list) != 1 || list[0].ID != "job1" || list[0].Nodes != 2 || list[0].Head != nodeB {
+			t.Errorf("List = %+v, %v", list, err)
+		}
+	})
+	t.Run("Inspect", func(t *testing.T) {
+		c, err := d.InspectContainer(ctx, "job1")
+		if err != nil || c.Head != nodeB || c.SnapshotKey != "job1" || c.Usage == nil || c.Labels["app"] != "x" {
+			t.Errorf("InspectContainer = %+v, %v", c, err)
+		}
+		n, err := d.InspectNode(ctx, "job1@first")
+		if err != nil || n.ID != nodeA || n.Head || !slices.Equal(n.Children, []string{nodeB}) || n.Usage == nil || n.Images == "" {
+			t.Errorf("InspectNode = %+v, %v", n, err)
+		}
+		if n, err = d.InspectNode(ctx, "job1@bbb"); err != nil || !n.Head || !slices.Equal(n.Path, []string{nodeA}) {
+			t.Errorf("InspectNode = %+v, %v", n, err)
+		}
+	})
+	t.Run("Refused", func(t *testing.T) {
+		_, err := d.Checkpoint(ctx, "job1", "", nil)
+		wantError(t, "Checkpoint without a task", err, errdefs.IsFailedPrecondition, true)
+		_, err = d.Checkpoint(ctx, "job1", nodeC, nil)
+		wantError(t, "Checkpoint with an id as its name", err, errdefs.IsInvalidArgument, false)
+		_, err = d.Fork(ctx, "job1", ForkOptions{})
+		wantError(t, "Fork without a task or a node", err, errdefs.IsFailedPrecondition, true)
+		_, err = d.Fork(ctx, "job1@first", ForkOptions{Name: "other"})
+		wantError(t, "Fork with a name in use", err, errdefs.IsAlreadyExists, true)
+		_, err = d.Restore(ctx, "job1", "nope")
+		wantError(t, "Restore of an unknown node", err, errdefs.IsNotFound, true)
+		_, err = d.Tree(ctx, "nope")
+		wantError(t, "Tree of an unknown container", err, errdefs.IsNotFound, true)
+		_, err = d.Tree(ctx, "")
+		wantError(t, "Tree of nothing", err, errdefs.IsInvalidArgument, false)
+		_, err = d.Remove(ctx, "job1")
+		wantError(t, "Remove of no node", err, errdefs.IsInvalidArgument, true)
+		_, err = d.Remove(ctx, "job1@first")
+		wantError(t, "Remove of a parent", err, errdefs.IsFailedPrecondition, true)
+		if err != nil && !strings.Contains(err.Error(), "node "+nodeB) {
+			t.Errorf("Remove does not tell what needs the node: %v", err)
+		}
+		_, err = d.Remove(ctx, "job1@"+nodeB)
+		if err == nil || !strings.Contains(err.Error(), "container job1") {
+			t.Errorf("Remove does not tell what needs the head: %v", err)
+		}
+	})
+}
+
+func wantError(t *testing.T, what string, err error, is func(error) bool, hint bool) {
+	t.Helper()
+	if !is(err) || (hint && statefork.Hint(err) == "") {
+		t.Errorf("%s = %v; hint %q", what, err, statefork.Hint(err))
+	}
+}
+
+// TestRemoveFlat removes nodes that are no snapshot's parent, as they are with
+// a snapshotter that keeps the lineage.
+func TestRemoveFlat(t *testing.T) {
+	d := startDaemon(t)
+	ctx := scoped(t)
+	d.base(t)
+	d.create(t, "job1", "true", nil)
+	flat := func(node, parent string) {
+		key := "prep-" + node
+		if _, err := d.sn.Prepare(ctx, key, "base", keep()); err != nil {
+			t.Fatal(err)
+		}
+		labels := map[string]string{api.LabelNode: node, api.LabelContainer: "job1", api.LabelGCContainer: "job1"}
+		if parent != "" {
+			labels[api.LabelParent] = parent
+		}
+		if err := d.sn.Commit(ctx, api.SnapshotName("job1", node), key, snapshots.WithLabels(labels)); err != nil {
+			t.Fatal(err)
+		}
+	}
+	flat(nodeA, "")
+	flat(nodeB, nodeA)
+	flat(nodeC, nodeB)
+	shape := func() string {
+		tree, err := d.Tree(ctx, "job1")
+		if err != nil {
+			t.Fatal(err)
+		}
+		var list []string
+		for _, n := range tree.Nodes.Nodes() {
+			list = append(list, n.ID+"<-"+n.Parent)
+		}
+		return fmt.Sprint(list)
+	}
+	if n, err := d.Remove(ctx, "job1@bbb"); err != nil || n.ID != nodeB {
+		t.Fatalf("Remove = %v, %v", n, err)
+	}
+	if got, want := shape(), fmt.Sprintf("[%s<- %s<-%s]", nodeA, nodeC, nodeA); got != want {
+		t.Errorf("tree is %s, want %s", got, want)
+	}
+	if _, err := d.Remove(ctx, "job1@"+nodeA); err != nil {
+		t.Fatal(err)
+	}
+	if got, want := shape(), fmt.Sprintf("[%s<-]", nodeC); got != want {
+		t.Errorf("tree is %s, want %s", got, want)
+	}
+}
+
+// TestForkFailure starts forks from images that criu cannot restore: nothing of
+// them may be left.
+func TestForkFailure(t *testing.T) {
+	d := startDaemon(t)
+	ctx := t.Context()
+	d.base(t)
+	d.create(t, "job1", "true", nil)
+	d.seal(t, "job1", nodeA, "", "first", nil)
+	before := d.inventory(t)
+	res, err := d.Fork(ctx, "job1@first", ForkOptions{Count: 3, Name: "try"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if res.Err() == nil || len(res.Siblings) != 3 {
+		t.Fatalf("Fork = %+v", res)
+	}
+	for _, s := range res.Siblings {
+		if s.Err == nil || !strings.Contains(s.Error, s.ID) {
+			t.Errorf("sibling %+v", s)
+		}
+	}
+	if after := d.inventory(t); after != before {
+		t.Errorf("left behind:\n%s\nwant\n%s", after, before)
+	}
+	if _, err := d.Restore(ctx, "job1", "first"); err == nil {
+		t.Error("Restore started a task from no images")
+	}
+	if after := d.inventory(t); after != before {
+		t.Errorf("left behind by restore:\n%s\nwant\n%s", after, before)
+	}
+}
+
+const counter = `i=0; echo ready >/proc/1/fd/1; while :; do i=$((i+1)); echo $i >/count; sleep 0.05; done`
+
+// TestForkAndStart checkpoints a container with runc, makes a node of that, and
+// forks it and starts it again: the counter in the shell's memory goes on.
+func TestForkAndStart(t *testing.T) {
+	d := startDaemon(t)
+	need(t, exec.Command(program(t, "criu"), "check").Run() == nil, "a criu that works on this kernel")
+	ctx := scoped(t)
+	d.base(t)
+	src := d.create(t, "job1", counter, map[string]string{"app": "x", "containerd.io/restart.explicitly-stopped": "true"},
+		oci.WithHostNamespace(specs.NetworkNamespace))
+	task := d.run(t, src)
+	d.dump(t, task, "job1")
+
+	n := 3
+	res, err := d.Fork(ctx, "job1@first", ForkOptions{Count: n, LogURI: "file://" + filepath.Join(d.dir, "fork.log")})
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, s := range res.Siblings {
+		t.Cleanup(func() { d.destroy(t, s.ID) })
+	}
+	if res.Err() != nil || len(res.Siblings) != n || res.Node.ID != nodeA {
+		t.Fatalf("Fork = %+v, %v", res, res.Err())
+	}
+	if !slices.ContainsFunc(res.External, func(e statefork.External) bool { return e.Kind == "mount" }) {
+		t.Logf("external: %v", res.External)
+	}
+	sealed := d.count(t, api.SnapshotName("job1", nodeA))
+	for _, s := range res.Siblings {
+		rec, err := d.ctrd.ContainerService().Get(ctx, s.ID)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if rec.Labels[LabelForkedFrom] != "job1@"+nodeA || rec.Labels["app"] != "x" || s.PID == 0 {
+			t.Errorf("sibling %+v has labels %v", s, rec.Labels)
+		}
+		eventually(t, s.ID+" counts on", func() error {
+			if got := d.count(t, rec.SnapshotKey); got <= sealed {
+				return fmt.Errorf("count is %d, the node's %d", got, sealed)
+			}
+			return nil
+		})
+	}
+	tree, err := d.Tree(ctx, "job1")
+	if err != nil || len(tree.Forks) != n || tree.Forks[0].Status != "running" {
+		t.Errorf("Tree = %+v, %v", tree, err)
+	}
+	started, err := d.Restore(ctx, "job1", "first")
+	if err != nil || !started.Started {
+		t.Fatalf("Restore = %+v, %v", started, err)
+	}
+	rec, err := d.ctrd.ContainerService().Get(ctx, "job1")
+	if err != nil || rec.SnapshotKey == "job1" || rec.Labels["containerd.io/restart.explicitly-stopped"] != "false" {
+		t.Errorf("record is %+v, %v", rec, err)
+	}
+	if _, err := d.sn.Stat(ctx, "job1"); !errdefs.IsNotFound(err) {
+		t.Errorf("the abandoned snapshot: %v", err)
+	}
+	_, err = d.Checkpoint(ctx, "job1", "", nil)
+	wantError(t, "Checkpoint under another runtime", err, errdefs.IsFailedPrecondition, true)
+}
+
+// dump checkpoints a task with runc, ends it, and seals its files as nodeA.
+func (d *daemon) dump(t *testing.T, task containerd.Task, id string) {
+	t.Helper()
+	ctx := scoped(t)
+	d.seal(t, id, nodeA, "", "first", func(images string) {
+		exit, err := task.Wait(ctx)
+		if err != nil {
+			t.Fatal(err)
+		}
+		_, err = task.Checkpoint(ctx, func(r *containerd.CheckpointTaskInfo) error {
+			r.Options = &options.CheckpointOptions{Exit: true, ImagePath: images, FileLocks: true}
+			return nil
+		})
+		if err != nil {
+			t.Fatal(err)
+		}
+		<-exit
+		if _, err := task.Delete(ctx); err != nil {
+			t.Fatal(err)
+		}
+	})
+}
+
+// count reads the counter in a snapshot's own layer.
+func (d *daemon) count(t *testing.T, key string) int {
+	t.Helper()
+	ctx := scoped(t)
+	view := "view-" + newKey("x")
+	mounts, err := d.sn.Mounts(ctx, key)
+	if errdefs.IsInvalidArgument(err) || errdefs.IsNotFound(err) || errdefs.IsFailedPrecondition(err) {
+		mounts, err = d.sn.View(ctx, view, key, keep())
+		defer func() { _ = d.sn.Remove(ctx, view) }()
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, m := range mounts {
+		for _, o := range m.Options {
+			for _, prefix := range []string{"upperdir=", "lowerdir="} {
+				if dirs, ok := strings.CutPrefix(o, prefix); ok {
+					b, err := os.ReadFile(filepath.Join(strings.Split(dirs, ":")[0], "count"))
+					if err != nil {
+						continue
+					}
+					var n int
+					if _, err := fmt.Sscan(string(b), &n); err == nil {
+						return n
+					}
+				}
+			}
+		}
+	}
+	return 0
+}
