@@ -8,6 +8,8 @@ import (
 	"google.golang.org/protobuf/types/known/timestamppb"
 
 	"github.com/containerd/containerd/v2/core/snapshots"
+
+	"github.com/statefork/statefork/layer"
 )
 
 // RuntimeName is the runtime under which containerd finds the shim.
@@ -19,11 +21,11 @@ const RuntimeName = "io.statefork.v1"
 const (
 	// LabelNode holds the node's id. It has the one prefix that containerd
 	// hands down to a snapshotter, which needs it to resolve LabelFrom.
-	LabelNode = "containerd.io/snapshot/statefork.node"
+	LabelNode = layer.LabelNode
 	// LabelFrom, on an active snapshot, holds the id of the node that it
 	// descends from; our snapshotter stacks that node's layers below it. It is
 	// also how the head of a container is found.
-	LabelFrom = "containerd.io/snapshot/statefork.from"
+	LabelFrom = layer.LabelFrom
 	// LabelContainer holds the id of the container that was checkpointed.
 	LabelContainer = "io.statefork.container"
 	// LabelName holds the node's name, if it has one.
