@@ -1,0 +1,82 @@
+package criu
+
+import (
+	"fmt"
+	"os"
+	"path/filepath"
+
+	"github.com/checkpoint-restore/go-criu/v7/crit"
+	"github.com/checkpoint-restore/go-criu/v7/crit/images/fdinfo"
+	"github.com/checkpoint-restore/go-criu/v7/crit/images/timerfd"
+	"google.golang.org/protobuf/proto"
+)
+
+// filesImage holds the open files of all tasks.
+const filesImage = "files.img"
+
+// RearmTimerfds repairs the periodic timers in a directory of images, right
+// after the dump. The kernel shows a periodic timerfd that has expired and was
+// not read since with no time left, as it arms it again only at the read. CRIU
+// takes it for a disarmed one, which never fires again. Such a timer gets its
+// whole interval.
+func RearmTimerfds(images string) error {
+	path := filepath.Join(images, filesImage)
+	img, err := decode(path, &fdinfo.FileEntry{})
+	if err != nil {
+		return fmt.Errorf("rearm timers: %w", err)
+	}
+	changed := false
+	for _, e := range img.Entries {
+		if f, ok := e.Message.(*fdinfo.FileEntry); ok && rearm(f.GetTfd()) {
+			changed = true
+		}
+	}
+	if !changed {
+		return nil
+	}
+	if err := encode(path, img); err != nil {
+		return fmt.Errorf("rearm timers: %w", err)
+	}
+	return nil
+}
+
+// rearm repairs one timer and reports whether it had to.
+func rearm(t *timerfd.TimerfdEntry) bool {
+	if t == nil || t.GetVsec() != 0 || t.GetVnsec() != 0 || t.GetIsec() == 0 && t.GetInsec() == 0 {
+		return false
+	}
+	t.Vsec, t.Vnsec = proto.Uint64(t.GetIsec()), proto.Uint64(t.GetInsec())
+	return true
+}
+
+// decode reads an image whose entries are of one type.
+func decode(path string, entry proto.Message) (*crit.CriuImage, error) {
+	f, err := os.Open(path)
+	if err != nil {
+		return nil, err
+	}
+	defer f.Close()
+	img, err := crit.New(f, nil, "", false, false).Decode(entry)
+	if err != nil {
+		return nil, fmt.Errorf("decode image %q: %w", path, err)
+	}
+	return img, nil
+}
+
+// encode replaces an image. The old one stays until the new one is whole.
+func encode(path string, img *crit.CriuImage) (retErr error) {
+	f, err := os.CreateTemp(filepath.Dir(path), filepath.Base(path)+".*")
+	if err != nil {
+		return err
+	}
+	defer func() {
+		if retErr != nil {
+			os.Remove(f.Name())
+		}
+	}()
+	defer f.Close()
+	if err := crit.New(nil, f, "", false, false).Encode(img); err != nil {
+		return fmt.Errorf("encode image %q: %w", path, err)
+	}
+	return os.Rename(f.Name(), path)
+}
