@@ -18,17 +18,22 @@ func checkpointCommand() *cli.Command {
 			&cli.StringFlag{Name: "name", Usage: "name of the node, unique in the container"},
 			&cli.StringSliceFlag{Name: "label", Aliases: []string{"l"}, Usage: "label KEY=VALUE to keep with the node; may be repeated"},
 		},
-		Action: withArgs(1, 1, func(ctx context.Context, cmd *cli.Command, c *waypoint.Client) error {
+		Action: func(ctx context.Context, cmd *cli.Command) error {
+			if err := nargs(cmd, 1, 1); err != nil {
+				return err
+			}
 			labels, err := parseLabels(cmd.StringSlice("label"))
 			if err != nil {
 				return err
 			}
-			res, err := c.Checkpoint(ctx, cmd.Args().First(), cmd.String("name"), labels)
-			if err != nil {
-				return err
-			}
-			return printer(cmd).result(res)
-		}),
+			return withClient(ctx, cmd, func(ctx context.Context, c *waypoint.Client) error {
+				res, err := c.Checkpoint(ctx, cmd.Args().First(), cmd.String("name"), labels)
+				if err != nil {
+					return err
+				}
+				return printer(cmd).result(res)
+			})
+		},
 	}
 }
 

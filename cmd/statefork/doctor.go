@@ -13,8 +13,8 @@ func doctorCommand() *cli.Command {
 		Name:  "doctor",
 		Usage: "look whether statefork can work on this machine, and say what to do",
 		Action: func(ctx context.Context, cmd *cli.Command) error {
-			if cmd.NArg() > 0 {
-				return usagef("usage: statefork doctor")
+			if err := nargs(cmd, 0, 0); err != nil {
+				return err
 			}
 			ctx, cancel := deadline(ctx, cmd)
 			defer cancel()

@@ -19,25 +19,30 @@ func forkCommand() *cli.Command {
 			&cli.StringFlag{Name: "log-uri", Usage: "where output goes (default: nerdctl's log, else nowhere)"},
 			&cli.StringFlag{Name: "namespace", Usage: "containerd namespace; here without -n"},
 		},
-		Action: withArgs(1, 1, func(ctx context.Context, cmd *cli.Command, c *waypoint.Client) error {
+		Action: func(ctx context.Context, cmd *cli.Command) error {
+			if err := nargs(cmd, 1, 1); err != nil {
+				return err
+			}
 			if n := cmd.Int("count"); n < 1 {
 				return usagef("count %d is less than 1", n)
 			}
-			res, err := c.Fork(ctx, cmd.Args().First(), waypoint.ForkOptions{
-				Count:  cmd.Int("count"),
-				Name:   cmd.String("name"),
-				LogURI: cmd.String("log-uri"),
+			return withClient(ctx, cmd, func(ctx context.Context, c *waypoint.Client) error {
+				res, err := c.Fork(ctx, cmd.Args().First(), waypoint.ForkOptions{
+					Count:  cmd.Int("count"),
+					Name:   cmd.String("name"),
+					LogURI: cmd.String("log-uri"),
+				})
+				if err != nil {
+					return err
+				}
+				if err := printer(cmd).fork(res); err != nil {
+					return err
+				}
+				if res.Err() != nil {
+					return errReported
+				}
+				return nil
 			})
-			if err != nil {
-				return err
-			}
-			if err := printer(cmd).fork(res); err != nil {
-				return err
-			}
-			if res.Err() != nil {
-				return errReported
-			}
-			return nil
-		}),
+		},
 	}
 }

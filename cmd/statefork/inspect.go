@@ -13,21 +13,26 @@ func inspectCommand() *cli.Command {
 		Name:      "inspect",
 		Usage:     "tell everything about a container or a node, as JSON",
 		ArgsUsage: "CONTAINER[@NODE]",
-		Action: withArgs(1, 1, func(ctx context.Context, cmd *cli.Command, c *waypoint.Client) error {
-			ref := cmd.Args().First()
-			var (
-				detail any
-				err    error
-			)
-			if _, node := waypoint.SplitRef(ref); node != "" {
-				detail, err = c.InspectNode(ctx, ref)
-			} else {
-				detail, err = c.InspectContainer(ctx, ref)
-			}
-			if err != nil {
+		Action: func(ctx context.Context, cmd *cli.Command) error {
+			if err := nargs(cmd, 1, 1); err != nil {
 				return err
 			}
-			return printer(cmd).asJSON(detail)
-		}),
+			return withClient(ctx, cmd, func(ctx context.Context, c *waypoint.Client) error {
+				ref := cmd.Args().First()
+				var (
+					detail any
+					err    error
+				)
+				if _, node := waypoint.SplitRef(ref); node != "" {
+					detail, err = c.InspectNode(ctx, ref)
+				} else {
+					detail, err = c.InspectContainer(ctx, ref)
+				}
+				if err != nil {
+					return err
+				}
+				return printer(cmd).asJSON(detail)
+			})
+		},
 	}
 }

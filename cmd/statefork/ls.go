@@ -13,12 +13,17 @@ func lsCommand() *cli.Command {
 		Name:    "ls",
 		Aliases: []string{"list"},
 		Usage:   "list the containers that can have nodes",
-		Action: withArgs(0, 0, func(ctx context.Context, cmd *cli.Command, c *waypoint.Client) error {
-			list, err := c.List(ctx)
-			if err != nil {
+		Action: func(ctx context.Context, cmd *cli.Command) error {
+			if err := nargs(cmd, 0, 0); err != nil {
 				return err
 			}
-			return printer(cmd).containers(list)
-		}),
+			return withClient(ctx, cmd, func(ctx context.Context, c *waypoint.Client) error {
+				list, err := c.List(ctx)
+				if err != nil {
+					return err
+				}
+				return printer(cmd).containers(list)
+			})
+		},
 	}
 }

@@ -118,22 +118,24 @@ func usagef(format string, args ...any) error { return &usageError{fmt.Sprintf(f
 // errReported is a failure that the output has told already.
 var errReported = errors.New("failed")
 
-// withArgs checks the number of arguments (most < 0 is any) and calls f with
-// the client, under --timeout.
-func withArgs(least, most int, f func(context.Context, *cli.Command, *waypoint.Client) error) cli.ActionFunc {
-	return func(ctx context.Context, cmd *cli.Command) error {
-		if n := cmd.NArg(); n < least || (most >= 0 && n > most) {
-			return usagef("usage: statefork %s %s", cmd.Name, cmd.ArgsUsage)
-		}
-		ctx, cancel := deadline(ctx, cmd)
-		defer cancel()
-		client, err := waypoint.Connect(ctx, cmd.String("address"))
-		if err != nil {
-			return err
-		}
-		defer client.Close()
-		return f(ctx, cmd, waypoint.New(client, waypoint.Options{Namespace: namespace(cmd), State: cmd.String("state")}))
+// nargs checks the number of arguments; most < 0 is any.
+func nargs(cmd *cli.Command, least, most int) error {
+	if n := cmd.NArg(); n < least || (most >= 0 && n > most) {
+		return usagef("usage: statefork %s", strings.TrimSpace(cmd.Name+" "+cmd.ArgsUsage))
 	}
+	return nil
+}
+
+// withClient calls f with a client as the flags want it, under --timeout.
+func withClient(ctx context.Context, cmd *cli.Command, f func(context.Context, *waypoint.Client) error) error {
+	ctx, cancel := deadline(ctx, cmd)
+	defer cancel()
+	client, err := waypoint.Connect(ctx, cmd.String("address"))
+	if err != nil {
+		return err
+	}
+	defer client.Close()
+	return f(ctx, waypoint.New(client, waypoint.Options{Namespace: namespace(cmd), State: cmd.String("state")}))
 }
 
 func deadline(ctx context.Context, cmd *cli.Command) (context.Context, context.CancelFunc) {

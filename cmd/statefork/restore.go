@@ -13,7 +13,10 @@ func restoreCommand() *cli.Command {
 		Name:      "restore",
 		Usage:     "move a container in place to one of its nodes; one that is stopped is started there",
 		ArgsUsage: "CONTAINER NODE",
-		Action: withArgs(1, 2, func(ctx context.Context, cmd *cli.Command, c *waypoint.Client) error {
+		Action: func(ctx context.Context, cmd *cli.Command) error {
+			if err := nargs(cmd, 1, 2); err != nil {
+				return err
+			}
 			container, node := cmd.Args().Get(0), cmd.Args().Get(1)
 			if node == "" {
 				container, node = waypoint.SplitRef(container)
@@ -21,11 +24,13 @@ func restoreCommand() *cli.Command {
 			if node == "" {
 				return usagef("usage: statefork restore CONTAINER NODE")
 			}
-			res, err := c.Restore(ctx, container, node)
-			if err != nil {
-				return err
-			}
-			return printer(cmd).result(res)
-		}),
+			return withClient(ctx, cmd, func(ctx context.Context, c *waypoint.Client) error {
+				res, err := c.Restore(ctx, container, node)
+				if err != nil {
+					return err
+				}
+				return printer(cmd).result(res)
+			})
+		},
 	}
 }

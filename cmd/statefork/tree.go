@@ -13,12 +13,17 @@ func treeCommand() *cli.Command {
 		Name:      "tree",
 		Usage:     "show a container's nodes, where it stands, and its forks",
 		ArgsUsage: "CONTAINER",
-		Action: withArgs(1, 1, func(ctx context.Context, cmd *cli.Command, c *waypoint.Client) error {
-			t, err := c.Tree(ctx, cmd.Args().First())
-			if err != nil {
+		Action: func(ctx context.Context, cmd *cli.Command) error {
+			if err := nargs(cmd, 1, 1); err != nil {
 				return err
 			}
-			return printer(cmd).tree(t)
-		}),
+			return withClient(ctx, cmd, func(ctx context.Context, c *waypoint.Client) error {
+				t, err := c.Tree(ctx, cmd.Args().First())
+				if err != nil {
+					return err
+				}
+				return printer(cmd).tree(t)
+			})
+		},
 	}
 }

@@ -1,6 +1,7 @@
 package waypoint
 
 import (
+	"cmp"
 	"context"
 	"encoding/json"
 	"fmt"
@@ -180,7 +181,9 @@ func (c *Client) forksOf(ctx context.Context, id string) ([]statefork.Fork, erro
 		}
 		forks = append(forks, statefork.Fork{ID: r.ID, Name: r.Labels[nerdctlName], From: node, Status: s.Status})
 	}
-	slices.SortFunc(forks, func(a, b statefork.Fork) int { return strings.Compare(a.ID, b.ID) })
+	slices.SortFunc(forks, func(a, b statefork.Fork) int {
+		return cmp.Or(strings.Compare(a.Name, b.Name), strings.Compare(a.ID, b.ID))
+	})
 	return forks, nil
 }
 

@@ -10,6 +10,7 @@ import (
 	"strings"
 
 	"github.com/containerd/containerd/v2/core/containers"
+	"github.com/containerd/containerd/v2/core/runtime/restart"
 	"github.com/containerd/errdefs"
 	"github.com/containerd/typeurl/v2"
 	"github.com/opencontainers/runtime-spec/specs-go"
@@ -246,6 +247,8 @@ func (f *forkRecord) dropOnce(spec *specs.Spec) {
 			if k != nerdctlPorts {
 				f.drop("setting", what, v)
 			}
+		case k == restart.CountLabel:
+			// A fork has not been restarted yet.
 		case strings.HasPrefix(k, restartPrefix):
 			f.Late[k] = v
 		case strings.HasPrefix(k, criPrefix):

@@ -64,6 +64,7 @@ const (
 
 func TestRewriteNerdctl(t *testing.T) {
 	src := record(t, "nerdctl.json")
+	src.Labels["containerd.io/restart.count"] = "4"
 	before, _ := json.Marshal(src)
 	st := store{root: data, ns: "default"}
 	ports := []portMapping{{HostPort: 18080, ContainerPort: 80, Protocol: "tcp", HostIP: "0.0.0.0"}}
@@ -116,6 +117,9 @@ func TestRewriteNerdctl(t *testing.T) {
 	checkWebSpec(t, spec)
 	if f.Late["containerd.io/restart.status"] != "running" || f.Labels["containerd.io/restart.status"] != "" {
 		t.Errorf("restart labels are early: %v, late: %v", f.Labels, f.Late)
+	}
+	if n := f.Labels["containerd.io/restart.count"] + f.Late["containerd.io/restart.count"]; n != "" {
+		t.Errorf("the fork was restarted %s times", n)
 	}
 	var dropped []string
 	for _, d := range f.Dropped {

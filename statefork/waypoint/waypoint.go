@@ -138,7 +138,7 @@ func explain(err error, rec containers.Container) error {
 		return err
 	case errors.Is(err, api.ErrNoService):
 		return statefork.WithHint(
-			fmt.Errorf("container %q runs under %q: %w", rec.ID, rec.Runtime.Name, err),
+			fmt.Errorf("container %q runs under %q: %w: %w", rec.ID, rec.Runtime.Name, api.ErrNoService, errdefs.ErrFailedPrecondition),
 			"run it with the runtime "+api.RuntimeName)
 	case errdefs.IsUnavailable(err):
 		return statefork.WithHint(err, "see whether its shim still runs")
