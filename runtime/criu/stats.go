@@ -2,16 +2,14 @@ package criu
 
 import (
 	"context"
-	"encoding/binary"
 	"errors"
 	"fmt"
-	"os"
 	"path/filepath"
 	"time"
 
-	"github.com/checkpoint-restore/go-criu/v7/stats"
+	"github.com/checkpoint-restore/go-criu/v7/crit"
+	"github.com/checkpoint-restore/go-criu/v7/crit/images/stats"
 	"github.com/containerd/log"
-	"google.golang.org/protobuf/proto"
 )
 
 // DumpStats are CRIU's own measurements of a dump.
@@ -36,7 +34,7 @@ type RestoreStats struct {
 // readDumpStats reads the statistics of a dump. They do not decide whether it
 // was one, so missing ones are zero.
 func readDumpStats(ctx context.Context, dir string) *DumpStats {
-	entry, err := readStats(filepath.Join(dir, stats.StatsDump))
+	entry, err := readStats(filepath.Join(dir, crit.StatsDump))
 	if err != nil {
 		log.G(ctx).WithError(err).Warn("dump has no statistics")
 		return &DumpStats{}
@@ -55,7 +53,7 @@ func readDumpStats(ctx context.Context, dir string) *DumpStats {
 
 // readRestoreStats reads the statistics of a restore, like readDumpStats.
 func readRestoreStats(ctx context.Context, dir string) RestoreStats {
-	entry, err := readStats(filepath.Join(dir, stats.StatsRestore))
+	entry, err := readStats(filepath.Join(dir, crit.StatsRestore))
 	if err != nil {
 		log.G(ctx).WithError(err).Warn("restore has no statistics")
 		return RestoreStats{}
@@ -72,25 +70,17 @@ func microseconds(n uint32) time.Duration {
 	return time.Duration(n) * time.Microsecond
 }
 
-// readStats reads a statistics image: two magic numbers, a size, one message.
+// readStats reads a statistics image, which has one entry. (The package stats of
+// go-criu cannot be linked beside crit: both register the same messages.)
 func readStats(path string) (*stats.StatsEntry, error) {
-	data, err := os.ReadFile(path)
+	img, err := decode(path, &stats.StatsEntry{})
 	if err != nil {
 		return nil, fmt.Errorf("read statistics: %w", err)
 	}
-	if len(data) < stats.PayloadOffset ||
-		binary.LittleEndian.Uint32(data[stats.PrimaryMagicOffset:]) != stats.ImgServiceMagic ||
-		binary.LittleEndian.Uint32(data[stats.SecondaryMagicOffset:]) != stats.StatsMagic {
-		return nil, fmt.Errorf("read statistics %q: %w", path, errors.New("not a statistics image"))
+	if len(img.Entries) == 1 {
+		if entry, ok := img.Entries[0].Message.(*stats.StatsEntry); ok {
+			return entry, nil
+		}
 	}
-	size := binary.LittleEndian.Uint32(data[stats.SizeOffset:])
-	payload := data[stats.PayloadOffset:]
-	if uint64(size) > uint64(len(payload)) {
-		return nil, fmt.Errorf("read statistics %q: %w", path, errors.New("cut off"))
-	}
-	var entry stats.StatsEntry
-	if err := proto.Unmarshal(payload[:size], &entry); err != nil {
-		return nil, fmt.Errorf("read statistics %q: %w", path, err)
-	}
-	return &entry, nil
+	return nil, fmt.Errorf("read statistics %q: %w", path, errors.New("not one entry"))
 }
