@@ -1,0 +1,259 @@
+package snapshotter
+
+import (
+	"context"
+	"maps"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/containerd/containerd/v2/core/snapshots"
+	"github.com/containerd/errdefs"
+
+	"github.com/statefork/statefork/layer"
+)
+
+// chain makes an image "image" and on it the nodes 1 to n, each going on from
+// the one before, and the active snapshot "head" on the last.
+func chain(t *testing.T, s *Snapshotter, n int) {
+	t.Helper()
+	base(t, s, "image", "")
+	prepare(t, s, "head", "image")
+	for i := 1; i <= n; i++ {
+		seal(t, s, "head", i)
+		prepare(t, s, "head", "image", from(nodeID(i)))
+	}
+}
+
+func TestFlatParents(t *testing.T) {
+	s := open(t, t.TempDir())
+	chain(t, s, 3)
+	info, err := s.Stat(t.Context(), "head")
+	if err != nil {
+		t.Fatal(err)
+	}
+	if info.Parent != "image" {
+		t.Errorf("visible parent is %q, want the image", info.Parent)
+	}
+	m, err := s.Mounts(t.Context(), "head")
+	if err != nil {
+		t.Fatal(err)
+	}
+	if got, want := lowersOf(m), []string{"4", "3", "2", "1"}; !slices.Equal(got, want) {
+		t.Errorf("lowers are %q, want %q", got, want)
+	}
+	again := prepare(t, s, "fork", "image", from(nodeID(1)))
+	if got, want := lowersOf(again), []string{"2", "1"}; !slices.Equal(got, want) {
+		t.Errorf("lowers of a fork are %q, want %q", got, want)
+	}
+	view, err := s.View(t.Context(), "look", "image", from(nodeID(2)))
+	if err != nil {
+		t.Fatal(err)
+	}
+	if got, want := lowersOf(view), []string{"3", "2", "1"}; !slices.Equal(got, want) {
+		t.Errorf("lowers of a view are %q, want %q", got, want)
+	}
+}
+
+// A snapshot with a private lineage can be a visible parent too, as when
+// somebody commits a container under a name of his own.
+func TestLineageBelowVisibleParent(t *testing.T) {
+	s := open(t, t.TempDir())
+	chain(t, s, 2)
+	write(t, filepath.Join(s.dirs.upper(4), "f"), "")
+	commit(t, s, "mine", "head")
+	want := []string{"4", "3", "2", "1"}
+	if got := lowersOf(prepare(t, s, "on", "mine")); !slices.Equal(got, want) {
+		t.Errorf("lowers are %q, want %q", got, want)
+	}
+	if err := s.Remove(t.Context(), "mine"); !errdefs.IsFailedPrecondition(err) {
+		t.Errorf("remove a visible parent: got %v, want the class failed precondition", err)
+	}
+}
+
+func TestRefusals(t *testing.T) {
+	s := open(t, t.TempDir())
+	chain(t, s, 1)
+	base(t, s, "other", "")
+	prepare(t, s, "second", "image")
+	prepare(t, s, "rootless", "")
+	commit(t, s, "node-ff", "rootless", asNode(nodeID(0xff)))
+	prepare(t, s, "from-ff", "", from(nodeID(0xff)))
+	ctx := t.Context()
+	try := func(_ any, err error) error { return err }
+	for _, tt := range []struct {
+		name string
+		err  error
+		is   func(error) bool
+	}{
+		{"prepare from an unknown node", try(s.Prepare(ctx, "k", "image", from(nodeID(7)))), errdefs.IsNotFound},
+		{"prepare from a node of another image", try(s.Prepare(ctx, "k", "other", from(nodeID(1)))), errdefs.IsInvalidArgument},
+		{"view from a node without its parent", try(s.View(ctx, "k", "", from(nodeID(1)))), errdefs.IsInvalidArgument},
+		{"prepare an existing key", try(s.Prepare(ctx, "second", "image")), errdefs.IsAlreadyExists},
+		{"prepare with mapped ids", try(s.Prepare(ctx, "k", "image", snapshots.WithLabels(map[string]string{
+			snapshots.LabelSnapshotUIDMapping: "0:100000:65536"}))), errdefs.IsNotImplemented},
+		{"commit a node id twice", s.Commit(ctx, "n", "second", asNode(nodeID(1))), errdefs.IsAlreadyExists},
+		{"commit a bad node id", s.Commit(ctx, "n", "second", asNode("../../etc/xx")), errdefs.IsInvalidArgument},
+		{"commit a missing key", s.Commit(ctx, "n", "none"), errdefs.IsNotFound},
+		{"commit a lineage under another parent", s.Commit(ctx, "n", "from-ff", snapshots.WithParent("image")), errdefs.IsInvalidArgument},
+		{"remove what is not there", s.Remove(ctx, "none"), errdefs.IsNotFound},
+		{"remove a visible parent", s.Remove(ctx, "image"), errdefs.IsFailedPrecondition},
+		{"mounts of a committed snapshot", try(s.Mounts(ctx, "image")), errdefs.IsFailedPrecondition},
+		{"change the lineage of a snapshot", try(s.Update(ctx, snapshots.Info{Name: "head"}, "labels")), errdefs.IsInvalidArgument},
+		{"make a node by a label", try(s.Update(ctx, snapshots.Info{Name: "image",
+			Labels: map[string]string{layer.LabelNode: nodeID(9)}}, "labels."+layer.LabelNode)), errdefs.IsInvalidArgument},
+	} {
+		if !tt.is(tt.err) {
+			t.Errorf("%s: unexpected error %v", tt.name, tt.err)
+		}
+	}
+	// Nothing of all that may have had an effect.
+	if _, err := s.Stat(ctx, "k"); !errdefs.IsNotFound(err) {
+		t.Errorf("a refused snapshot is there: %v", err)
+	}
+	if got, want := names(t, s, "l"), []string{"1", "2", "3", "4", "5", "6", "7"}; !slices.Equal(got, want) {
+		t.Errorf("layers are %q, want %q", got, want)
+	}
+	if _, err := s.Update(ctx, snapshots.Info{Name: "head", Labels: map[string]string{"a": "b"}}, "labels.a"); err != nil {
+		t.Errorf("other labels can be changed: %v", err)
+	}
+}
+
+// Nodes go in any order; what still stands on them keeps its layers, what
+// nothing stands on goes.
+func TestRemoveInAnyOrder(t *testing.T) {
+	var orders [][]int
+	var permute func(done, rest []int)
+	permute = func(done, rest []int) {
+		if len(rest) == 0 {
+			orders = append(orders, slices.Clone(done))
+		}
+		for i, n := range rest {
+			permute(append(slices.Clone(done), n), slices.Delete(slices.Clone(rest), i, i+1))
+		}
+	}
+	permute(nil, []int{1, 2, 3})
+	for _, order := range orders {
+		s := open(t, t.TempDir())
+		chain(t, s, 3)
+		before, err := s.Mounts(t.Context(), "head")
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, n := range order {
+			remove(t, s, "node-"+nodeID(n))
+			if _, err := s.Prepare(t.Context(), "gone", "image", from(nodeID(n))); !errdefs.IsNotFound(err) {
+				t.Fatalf("%v: a removed node can still be gone on from: %v", order, err)
+			}
+		}
+		after, err := s.Mounts(t.Context(), "head")
+		if err != nil {
+			t.Fatal(err)
+		}
+		if !slices.Equal(lowersOf(before), lowersOf(after)) {
+			t.Errorf("%v: lowers were %q, are %q", order, lowersOf(before), lowersOf(after))
+		}
+		if got, want := names(t, s, "m"), []string{"1", "5"}; !slices.Equal(got, want) {
+			t.Errorf("%v: beside the layers there is %q, want %q", order, got, want)
+		}
+		remove(t, s, "head")
+		remove(t, s, "image")
+		if l, m := names(t, s, "l"), names(t, s, "m"); len(l)+len(m) != 0 {
+			t.Errorf("%v: left over: l %q, m %q", order, l, m)
+		}
+	}
+}
+
+// The layers of a node that was removed stay for its descendants only as long
+// as these are there.
+func TestReleaseStopsAtSharedLayers(t *testing.T) {
+	s := open(t, t.TempDir())
+	chain(t, s, 3)                                  // 1 image, 2 to 4 nodes, 5 head
+	prepare(t, s, "fork", "image", from(nodeID(1))) // 6
+	remove(t, s, "head")                            // 5 goes
+	remove(t, s, "node-"+nodeID(1))                 // 2 stays for 3 and 6
+	remove(t, s, "node-"+nodeID(2))                 // 3 stays for 4
+	remove(t, s, "node-"+nodeID(3))                 // 4 and 3 go
+	if got, want := names(t, s, "l"), []string{"1", "2", "6"}; !slices.Equal(got, want) {
+		t.Errorf("layers are %q, want %q", got, want)
+	}
+	remove(t, s, "fork")
+	if got, want := names(t, s, "l"), []string{"1"}; !slices.Equal(got, want) {
+		t.Errorf("layers are %q, want %q", got, want)
+	}
+}
+
+func TestCommitRefusesTooDeep(t *testing.T) {
+	s := open(t, t.TempDir())
+	base(t, s, "image", "")
+	prepare(t, s, "head", "image")
+	n := 1
+	for ; n <= maxLowers-2; n++ { // image and these: one less than the limit
+		seal(t, s, "head", n)
+		prepare(t, s, "head", "image", from(nodeID(n)))
+	}
+	m, err := s.Mounts(t.Context(), "head")
+	if err != nil {
+		t.Fatal(err)
+	}
+	write(t, filepath.Join(upperOf(m), "f"), "")
+	err = s.Commit(t.Context(), "deep", "head", asNode(nodeID(n)))
+	if !errdefs.IsResourceExhausted(err) {
+		t.Fatalf("got %v, want the class resource exhausted", err)
+	}
+	if !strings.Contains(err.Error(), "earlier node") {
+		t.Errorf("error %q does not say what to do", err)
+	}
+	if _, err := s.Mounts(t.Context(), "head"); err != nil {
+		t.Errorf("the refused commit had an effect: %v", err)
+	}
+	commit(t, s, "deep", "head") // a snapshot like others can be made of it
+	view, err := s.View(t.Context(), "look", "deep")
+	if err != nil {
+		t.Fatal(err)
+	}
+	if got := len(lowersOf(view)); got != maxLowers {
+		t.Errorf("view has %d lowers, want %d", got, maxLowers)
+	}
+}
+
+func TestStore(t *testing.T) {
+	for _, r := range []record{
+		{},
+		{from: 1 << 40, refs: 3, removed: true, empty: true, measured: true,
+			usage: snapshots.Usage{Inodes: 12, Size: 1 << 50}, node: nodeID(5)},
+	} {
+		b := r.encode()
+		got, err := decodeRecord(b)
+		if err != nil || got != r {
+			t.Errorf("wrote %+v, read %+v, %v", r, got, err)
+		}
+		for i := range len(b) - len(r.node) {
+			if _, err := decodeRecord(b[:i]); err == nil {
+				t.Errorf("read %d of %d bytes without an error", i, len(b))
+			}
+		}
+	}
+}
+
+// Walk's function may use the snapshotter in any way.
+func TestWalkAllowsChanges(t *testing.T) {
+	s := open(t, t.TempDir())
+	chain(t, s, 2)
+	seen := map[string]bool{}
+	err := s.Walk(t.Context(), func(_ context.Context, info snapshots.Info) error {
+		seen[info.Name] = true
+		return s.Remove(t.Context(), info.Name)
+	}, `labels."`+layer.LabelNode+`"`)
+	if err != nil {
+		t.Fatal(err)
+	}
+	want := map[string]bool{"node-" + nodeID(1): true, "node-" + nodeID(2): true}
+	if !maps.Equal(seen, want) {
+		t.Errorf("walked over %v, want %v", seen, want)
+	}
+	if err := open(t, t.TempDir()).Walk(t.Context(), nil); err != nil {
+		t.Errorf("walk over nothing: %v", err)
+	}
+}
