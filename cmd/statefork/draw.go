@@ -31,7 +31,7 @@ func (o *output) tree(t *waypoint.Tree) error {
 	b.WriteByte('\n')
 	o.draw(&b, "", t.Branches(), nil)
 	if head := t.Container.Head; head != "" && len(t.Nodes.Path(head)) == 0 && t.Nodes.Len() > 0 {
-		fmt.Fprintf(&b, "head %s is not among them\n", head)
+		fmt.Fprintf(&b, "head is %s, which is not among them\n", head)
 	}
 	_, err := o.out.Write([]byte(b.String()))
 	return err

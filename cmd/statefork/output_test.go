@@ -54,7 +54,7 @@ func TestTreeWithoutHead(t *testing.T) {
 		Container: waypoint.Container{ID: "abc", Status: "none", Head: "gone"},
 		Nodes:     statefork.NewTree([]statefork.Node{{ID: "aaa", Created: now}}),
 	})
-	if want := "abc  none  1 node\n`-- aaa  -  0s  0 B\nhead gone is not among them\n"; err != nil || out.String() != want {
+	if want := "abc  none  1 node\n`-- aaa  -  0s  0 B\nhead is gone, which is not among them\n"; err != nil || out.String() != want {
 		t.Errorf("tree is\n%s%v; want\n%s", out, err, want)
 	}
 }

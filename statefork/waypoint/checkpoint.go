@@ -78,7 +78,8 @@ func (c *Client) checkpoint(ctx context.Context, rec containers.Container, name 
 }
 
 // Restore moves a running container in place to one of its nodes; a container
-// that does not run gets a new task at the node.
+// that does not run gets a new task at the node. A fork can also go to the node
+// that it was started at, and to those above.
 func (c *Client) Restore(ctx context.Context, ref, nodeRef string) (*Result, error) {
 	ctx = c.scope(ctx)
 	rec, err := c.find(ctx, ref)
@@ -89,7 +90,7 @@ func (c *Client) Restore(ctx context.Context, ref, nodeRef string) (*Result, err
 	if err != nil {
 		return nil, err
 	}
-	n, info, err := c.node(ctx, sn, rec, nodeRef)
+	n, info, err := c.reach(ctx, sn, rec, nodeRef)
 	if err != nil {
 		return nil, err
 	}

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 	"strconv"
 	"strings"
 
@@ -110,7 +111,7 @@ func (c *Client) Fork(ctx context.Context, ref string, o ForkOptions) (*ForkResu
 		res.External = merge(res.External, cp.External)
 	}
 	var info snapshots.Info
-	if res.Node, info, err = c.node(ctx, sn, rec, nodeRef); err != nil {
+	if res.Node, info, err = c.reach(ctx, sn, rec, nodeRef); err != nil {
 		return nil, err
 	}
 	if f.images, err = imagesOf(info); err != nil {
@@ -121,7 +122,7 @@ func (c *Client) Fork(ctx context.Context, ref string, o ForkOptions) (*ForkResu
 		return nil, err
 	}
 	defer release()
-	res.Siblings = f.startAll(leased, info, ids)
+	res.Siblings = f.startAll(leased, info, res.Node, ids)
 	return res, nil
 }
 
@@ -229,13 +230,12 @@ func (f *forker) open() error {
 	return err
 }
 
-func (f *forker) startAll(ctx context.Context, info snapshots.Info, ids []identity) []Sibling {
+func (f *forker) startAll(ctx context.Context, info snapshots.Info, n statefork.Node, ids []identity) []Sibling {
 	siblings := make([]Sibling, len(ids))
 	var g errgroup.Group
 	g.SetLimit(maxParallel)
-	node := toNodes([]snapshots.Info{info})[0].ID
 	for i, id := range ids {
-		id.From = f.src.ID + "@" + node
+		id.From = n.Container + "@" + n.ID
 		g.Go(func() error {
 			s := Sibling{ID: id.ID, Name: id.Name}
 			if s.PID, s.Err = f.start(ctx, info, id); s.Err != nil {
@@ -252,19 +252,8 @@ func (f *forker) startAll(ctx context.Context, info snapshots.Info, ids []identi
 
 // start makes one sibling; on failure it takes back all that it has made.
 func (f *forker) start(ctx context.Context, info snapshots.Info, id identity) (pid uint32, retErr error) {
-	var undos []func(context.Context) error
-	defer func() {
-		if retErr == nil {
-			return
-		}
-		ctx, cancel := undo(ctx)
-		defer cancel()
-		for i := len(undos) - 1; i >= 0; i-- {
-			if err := undos[i](ctx); err != nil && !errdefs.IsNotFound(err) {
-				retErr = errors.Join(retErr, err)
-			}
-		}
-	}()
+	var made undoStack
+	defer func() { retErr = made.unwind(ctx, retErr) }()
 	rec, err := rewrite(f.src, f.store, f.ports, id)
 	if err != nil {
 		return 0, err
@@ -273,17 +262,17 @@ func (f *forker) start(ctx context.Context, info snapshots.Info, id identity) (p
 		if err := f.store.add(f.src.ID, id, rec.Hostname); err != nil {
 			return 0, err
 		}
-		undos = append(undos, func(context.Context) error { return f.store.remove(id) })
+		made.push(func(context.Context) error { return f.store.remove(id) })
 	}
 	if err := prepareAt(ctx, f.sn, id.ID, info, id.ID); err != nil {
 		return 0, err
 	}
-	undos = append(undos, func(ctx context.Context) error { return f.sn.Remove(ctx, id.ID) })
+	made.push(func(ctx context.Context) error { return f.sn.Remove(ctx, id.ID) })
 	service := f.c.ctrd.ContainerService()
 	if _, err := service.Create(ctx, rec.Container); err != nil {
 		return 0, fmt.Errorf("create container %q: %w", id.ID, err)
 	}
-	undos = append(undos, func(ctx context.Context) error { return service.Delete(ctx, id.ID) })
+	made.push(func(ctx context.Context) error { return service.Delete(ctx, id.ID) })
 	cont, err := f.c.ctrd.LoadContainer(ctx, id.ID)
 	if err != nil {
 		return 0, fmt.Errorf("load container %q: %w", id.ID, err)
@@ -302,4 +291,25 @@ func (f *forker) start(ctx context.Context, info snapshots.Info, id identity) (p
 		log.G(ctx).WithError(err).WithField("container", id.ID).Warn("status of fork is unknown")
 	}
 	return s.PID, nil
+}
+
+// undoStack takes back the steps of an operation, the last one first.
+type undoStack []func(context.Context) error
+
+func (u *undoStack) push(f func(context.Context) error) { *u = append(*u, f) }
+
+// unwind runs the stack if there is an error, and returns that with those of
+// the steps; what is gone already needs no undoing.
+func (u undoStack) unwind(ctx context.Context, err error) error {
+	if err == nil {
+		return nil
+	}
+	ctx, cancel := undo(ctx)
+	defer cancel()
+	for _, f := range slices.Backward(u) {
+		if uerr := f(ctx); uerr != nil && !errdefs.IsNotFound(uerr) {
+			err = errors.Join(err, uerr)
+		}
+	}
+	return err
 }

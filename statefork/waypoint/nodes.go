@@ -94,12 +94,34 @@ func (c *Client) treeOf(ctx context.Context, rec containers.Container) (*Tree, e
 	return &Tree{Container: describe(rec, status, head, t.Len()), Nodes: t, Forks: forks}, nil
 }
 
-// node finds one node of a container, with its snapshot.
+// node finds one of a container's own nodes, with its snapshot.
 func (c *Client) node(ctx context.Context, sn snapshots.Snapshotter, rec containers.Container, ref string) (statefork.Node, snapshots.Info, error) {
 	infos, err := nodesOf(ctx, sn, rec.ID)
 	if err != nil {
 		return statefork.Node{}, snapshots.Info{}, err
 	}
+	return pick(infos, rec, ref)
+}
+
+// reach finds one of a container's own nodes or, for a fork, one of those that
+// it descends from. Its own go first.
+func (c *Client) reach(ctx context.Context, sn snapshots.Snapshotter, rec containers.Container, ref string) (statefork.Node, snapshots.Info, error) {
+	n, info, err := c.node(ctx, sn, rec, ref)
+	_, origin := SplitRef(rec.Labels[LabelForkedFrom])
+	if origin == "" || !errdefs.IsNotFound(err) {
+		return n, info, err
+	}
+	above, aerr := ancestry(ctx, sn, origin)
+	if aerr != nil {
+		return n, info, aerr
+	}
+	if n, info, aerr = pick(above, rec, ref); errdefs.IsNotFound(aerr) {
+		aerr = err
+	}
+	return n, info, aerr
+}
+
+func pick(infos []snapshots.Info, rec containers.Container, ref string) (statefork.Node, snapshots.Info, error) {
 	n, err := statefork.NewTree(toNodes(infos)).Find(ref)
 	if err != nil {
 		return n, snapshots.Info{}, statefork.WithHint(
@@ -108,6 +130,22 @@ func (c *Client) node(ctx context.Context, sn snapshots.Snapshotter, rec contain
 	}
 	i := slices.IndexFunc(infos, func(info snapshots.Info) bool { return info.Labels[api.LabelNode] == n.ID })
 	return n, infos[i], nil
+}
+
+// ancestry is a node and all that it descends from, of whichever container.
+func ancestry(ctx context.Context, sn snapshots.Snapshotter, id string) ([]snapshots.Info, error) {
+	var path []snapshots.Info
+	seen := map[string]bool{}
+	for id != "" && !seen[id] {
+		seen[id] = true
+		infos, err := walk(ctx, sn, fmt.Sprintf("kind==committed,labels.%q==%q", api.LabelNode, id))
+		if err != nil || len(infos) == 0 {
+			return path, err
+		}
+		path = append(path, infos[0])
+		id = infos[0].Labels[api.LabelParent]
+	}
+	return path, nil
 }
 
 // nodesOf reads a container's nodes from their snapshots.

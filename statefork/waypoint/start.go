@@ -117,25 +117,16 @@ func (c *Client) startAt(ctx context.Context, rec containers.Container, n statef
 	defer release()
 	sn := c.ctrd.SnapshotService(rec.Snapshotter)
 	key := newKey(rec.ID)
+	var made undoStack
+	defer func() { retErr = made.unwind(ctx, retErr) }()
 	if err := prepareAt(leased, sn, key, info, rec.ID); err != nil {
 		return nil, err
 	}
-	// The abandoned active snapshot goes last, so that a failure up to there
-	// leaves the container as it was.
-	drop := key
-	defer func() {
-		ctx, cancel := undo(ctx)
-		defer cancel()
-		if retErr != nil {
-			retErr = errors.Join(retErr, setKey(ctx, cont, rec.SnapshotKey, nil))
-		}
-		if err := sn.Remove(ctx, drop); err != nil && !errdefs.IsNotFound(err) {
-			log.G(ctx).WithError(err).WithField("key", drop).Warn("snapshot stays")
-		}
-	}()
+	made.push(func(ctx context.Context) error { return sn.Remove(ctx, key) })
 	if err := setKey(leased, cont, key, nil); err != nil {
 		return nil, err
 	}
+	made.push(func(ctx context.Context) error { return setKey(ctx, cont, rec.SnapshotKey, nil) })
 	snapshotted := time.Since(begin)
 	if err := c.startTask(leased, cont, rec, images, ""); err != nil {
 		return nil, err
@@ -144,7 +135,10 @@ func (c *Client) startAt(ctx context.Context, rec containers.Container, n statef
 	if err := setKey(ctx, cont, key, restartLabels(rec.Labels)); err != nil {
 		log.G(ctx).WithError(err).WithField("container", rec.ID).Warn("restart labels are not updated")
 	}
-	drop = rec.SnapshotKey
+	// The abandoned state goes last: a failure up to here leaves it in place.
+	if err := sn.Remove(ctx, rec.SnapshotKey); err != nil && !errdefs.IsNotFound(err) {
+		log.G(ctx).WithError(err).WithField("key", rec.SnapshotKey).Warn("snapshot of the abandoned state stays")
+	}
 	total := time.Since(begin)
 	return &Result{
 		Container: rec.ID, Node: n, Started: true,

@@ -44,44 +44,7 @@ func TestStopped(t *testing.T) {
 	d.seal(t, "job1", nodeA, "", "first", nil)
 	d.seal(t, "job1", nodeB, nodeA, "", nil)
 
-	t.Run("Tree", func(t *testing.T) {
-		tree, err := d.Tree(ctx, "jo")
-		if err != nil {
-			t.Fatal(err)
-		}
-		b, err := json.Marshal(tree)
-		if err != nil {
-			t.Fatal(err)
-		}
-		var got struct {
-			Container struct {
-				ID, Head, Status string
-				Nodes            int
-			}
-			Roots []struct {
-				ID, Name string
-				Head     bool
-				Labels   map[string]string
-				Bytes    int `json:"image_bytes"`
-				Children []struct {
-					ID   string
-					Head bool
-				}
-			}
-		}
-		if err := json.Unmarshal(b, &got); err != nil {
-			t.Fatal(err)
-		}
-		c := got.Container
-		if c.ID != "job1" || c.Head != nodeB || c.Nodes != 2 || c.Status != "none" || len(got.Roots) != 1 {
-			t.Fatalf("tree is %s", b)
-		}
-		r := got.Roots[0]
-		if r.ID != nodeA || r.Name != "first" || r.Head || r.Labels["step"] != "7" || r.Bytes != 4096 ||
-			len(r.Children) != 1 || r.Children[0].ID != nodeB || !r.Children[0].Head {
-			t.Errorf("tree is %s", b)
-		}
-	})
+	t.Run("Tree", func(t *testing.T) { checkTree(t, d) })
 	t.Run("List", func(t *testing.T) {
 		list, err := d.List(ctx)
 		if err != nil || len(list) != 1 || list[0].ID != "job1" || list[0].Nodes != 2 || list[0].Head != nodeB {
@@ -101,33 +64,67 @@ func TestStopped(t *testing.T) {
 			t.Errorf("InspectNode = %+v, %v", n, err)
 		}
 	})
-	t.Run("Refused", func(t *testing.T) {
-		_, err := d.Checkpoint(ctx, "job1", "", nil)
-		wantError(t, "Checkpoint without a task", err, errdefs.IsFailedPrecondition, true)
-		_, err = d.Checkpoint(ctx, "job1", nodeC, nil)
-		wantError(t, "Checkpoint with an id as its name", err, errdefs.IsInvalidArgument, false)
-		_, err = d.Fork(ctx, "job1", ForkOptions{})
-		wantError(t, "Fork without a task or a node", err, errdefs.IsFailedPrecondition, true)
-		_, err = d.Fork(ctx, "job1@first", ForkOptions{Name: "other"})
-		wantError(t, "Fork with a name in use", err, errdefs.IsAlreadyExists, true)
-		_, err = d.Restore(ctx, "job1", "nope")
-		wantError(t, "Restore of an unknown node", err, errdefs.IsNotFound, true)
-		_, err = d.Tree(ctx, "nope")
-		wantError(t, "Tree of an unknown container", err, errdefs.IsNotFound, true)
-		_, err = d.Tree(ctx, "")
-		wantError(t, "Tree of nothing", err, errdefs.IsInvalidArgument, false)
-		_, err = d.Remove(ctx, "job1")
-		wantError(t, "Remove of no node", err, errdefs.IsInvalidArgument, true)
-		_, err = d.Remove(ctx, "job1@first")
-		wantError(t, "Remove of a parent", err, errdefs.IsFailedPrecondition, true)
-		if err != nil && !strings.Contains(err.Error(), "node "+nodeB) {
-			t.Errorf("Remove does not tell what needs the node: %v", err)
-		}
-		_, err = d.Remove(ctx, "job1@"+nodeB)
-		if err == nil || !strings.Contains(err.Error(), "container job1") {
-			t.Errorf("Remove does not tell what needs the head: %v", err)
-		}
-	})
+	t.Run("Refused", func(t *testing.T) { checkRefused(t, d) })
+}
+
+// checkTree compares the nested form of a tree of two nodes.
+func checkTree(t *testing.T, d *daemon) {
+	tree, err := d.Tree(t.Context(), "jo")
+	if err != nil {
+		t.Fatal(err)
+	}
+	b, err := json.Marshal(tree)
+	if err != nil {
+		t.Fatal(err)
+	}
+	var got struct {
+		Container Container
+		Roots     []Branch
+	}
+	if err := json.Unmarshal(b, &got); err != nil {
+		t.Fatal(err)
+	}
+	c := got.Container
+	if c.ID != "job1" || c.Head != nodeB || c.Nodes != 2 || c.Status != "none" || len(got.Roots) != 1 {
+		t.Fatalf("tree is %s", b)
+	}
+	r := got.Roots[0]
+	if r.ID != nodeA || r.Name != "first" || r.Head || r.Labels["step"] != "7" || r.ImageBytes != 4096 ||
+		len(r.Children) != 1 || r.Children[0].ID != nodeB || !r.Children[0].Head {
+		t.Errorf("tree is %s", b)
+	}
+}
+
+// checkRefused tries what cannot be done to a stopped container.
+func checkRefused(t *testing.T, d *daemon) {
+	ctx := t.Context()
+	_, err := d.Checkpoint(ctx, "job1", "", nil)
+	wantError(t, "Checkpoint without a task", err, errdefs.IsFailedPrecondition, true)
+	_, err = d.Checkpoint(ctx, "job1", nodeC, nil)
+	wantError(t, "Checkpoint with an id as its name", err, errdefs.IsInvalidArgument, false)
+	_, err = d.Fork(ctx, "job1", ForkOptions{})
+	wantError(t, "Fork without a task or a node", err, errdefs.IsFailedPrecondition, true)
+	_, err = d.Fork(ctx, "job1@first", ForkOptions{Name: "other"})
+	wantError(t, "Fork with a name in use", err, errdefs.IsAlreadyExists, true)
+	_, err = d.Fork(ctx, "job1@first", ForkOptions{Count: -1})
+	wantError(t, "Fork of less than one", err, errdefs.IsInvalidArgument, false)
+	_, err = d.Restore(ctx, "job1", "nope")
+	wantError(t, "Restore of an unknown node", err, errdefs.IsNotFound, true)
+	_, err = d.Tree(ctx, "nope")
+	wantError(t, "Tree of an unknown container", err, errdefs.IsNotFound, true)
+	_, err = d.Tree(ctx, "")
+	wantError(t, "Tree of nothing", err, errdefs.IsInvalidArgument, false)
+	_, err = d.Remove(ctx, "job1")
+	wantError(t, "Remove of no node", err, errdefs.IsInvalidArgument, true)
+	_, err = d.Remove(ctx, "job1@first")
+	wantError(t, "Remove of a parent", err, errdefs.IsFailedPrecondition, true)
+	if err != nil && !strings.Contains(err.Error(), "node "+nodeB) {
+		t.Errorf("Remove does not tell what needs the node: %v", err)
+	}
+	_, err = d.Remove(ctx, "job1@"+nodeB)
+	if err == nil || !strings.Contains(err.Error(), "container job1") {
+		t.Errorf("Remove does not tell what needs the head: %v", err)
+	}
 }
 
 func wantError(t *testing.T, what string, err error, is func(error) bool, hint bool) {
@@ -242,9 +239,6 @@ func TestForkAndStart(t *testing.T) {
 	if res.Err() != nil || len(res.Siblings) != n || res.Node.ID != nodeA {
 		t.Fatalf("Fork = %+v, %v", res, res.Err())
 	}
-	if !slices.ContainsFunc(res.External, func(e statefork.External) bool { return e.Kind == "mount" }) {
-		t.Logf("external: %v", res.External)
-	}
 	sealed := d.count(t, api.SnapshotName("job1", nodeA))
 	for _, s := range res.Siblings {
 		rec, err := d.ctrd.ContainerService().Get(ctx, s.ID)
@@ -265,6 +259,7 @@ func TestForkAndStart(t *testing.T) {
 	if err != nil || len(tree.Forks) != n || tree.Forks[0].Status != "running" {
 		t.Errorf("Tree = %+v, %v", tree, err)
 	}
+	d.restartFork(t, res.Siblings[0].ID)
 	started, err := d.Restore(ctx, "job1", "first")
 	if err != nil || !started.Started {
 		t.Fatalf("Restore = %+v, %v", started, err)
@@ -278,6 +273,39 @@ func TestForkAndStart(t *testing.T) {
 	}
 	_, err = d.Checkpoint(ctx, "job1", "", nil)
 	wantError(t, "Checkpoint under another runtime", err, errdefs.IsFailedPrecondition, true)
+}
+
+// restartFork ends a fork and takes it back to where it was started, by the name
+// that its source's node has, and forks that node once more by way of the fork.
+func (d *daemon) restartFork(t *testing.T, id string) {
+	t.Helper()
+	ctx := scoped(t)
+	cont, err := d.ctrd.LoadContainer(ctx, id)
+	if err != nil {
+		t.Fatal(err)
+	}
+	task, err := cont.Task(ctx, nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := task.Delete(ctx, containerd.WithProcessKill); err != nil {
+		t.Fatal(err)
+	}
+	res, err := d.Restore(ctx, id, "first")
+	if err != nil || res.Node.ID != nodeA || !res.Started {
+		t.Fatalf("Restore of a fork = %+v, %v", res, err)
+	}
+	again, err := d.Fork(ctx, id+"@first", ForkOptions{Name: "again"})
+	if err != nil || again.Err() != nil {
+		t.Fatalf("Fork of a fork = %+v, %v", again, err)
+	}
+	defer d.destroy(t, "again")
+	rec, err := d.ctrd.ContainerService().Get(ctx, "again")
+	if err != nil || rec.Labels[LabelForkedFrom] != "job1@"+nodeA {
+		t.Errorf("record is %+v, %v", rec, err)
+	}
+	_, err = d.Remove(ctx, id+"@first")
+	wantError(t, "Remove of a source's node by way of its fork", err, errdefs.IsNotFound, true)
 }
 
 // dump checkpoints a task with runc, ends it, and seals its files as nodeA.
