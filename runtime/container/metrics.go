@@ -1,0 +1,83 @@
+package container
+
+import (
+	"context"
+	"fmt"
+
+	"github.com/containerd/cgroups/v3"
+	"github.com/containerd/cgroups/v3/cgroup1"
+	"github.com/containerd/cgroups/v3/cgroup2"
+	"github.com/containerd/errdefs"
+	"github.com/containerd/log"
+)
+
+// loadMetrics opens the cgroup of init for Stats. It stays the same in a swap.
+func (c *Container) loadMetrics() error {
+	m, err := openMetrics(c.Pid())
+	if err != nil {
+		return fmt.Errorf("open cgroup of init for metrics: %w", err)
+	}
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.metrics = m
+	return nil
+}
+
+func openMetrics(pid int) (any, error) {
+	if cgroups.Mode() != cgroups.Unified {
+		return cgroup1.Load(cgroup1.PidPath(pid))
+	}
+	path, err := cgroup2.PidGroupPath(pid)
+	if err != nil {
+		return nil, err
+	}
+	return cgroup2.Load(path)
+}
+
+// Stats returns the metrics of the container's cgroup: *stats.Metrics of
+// containerd/cgroups' package for cgroup v1 or v2.
+func (c *Container) Stats() (any, error) {
+	c.mu.Lock()
+	m := c.metrics
+	c.mu.Unlock()
+	switch cg := m.(type) {
+	case cgroup1.Cgroup:
+		s, err := cg.Stat(cgroup1.IgnoreNotExist)
+		if err != nil {
+			return nil, fmt.Errorf("read metrics of cgroup: %w", err)
+		}
+		return s, nil
+	case *cgroup2.Manager:
+		s, err := cg.Stat()
+		if err != nil {
+			return nil, fmt.Errorf("read metrics of cgroup: %w", err)
+		}
+		return s, nil
+	}
+	return nil, fmt.Errorf("container has no cgroup yet: %w", errdefs.ErrNotFound)
+}
+
+// watchOOM tells the observer of OOM kills, if that is not done already. The
+// goroutine ends when the cgroup is removed; on cgroup v2 also when it has no
+// process, so that it is begun again after a swap.
+func (c *Container) watchOOM(ctx context.Context) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if c.oomWatched {
+		return
+	}
+	notices, err := c.lib.NotifyOOM()
+	if err != nil {
+		log.G(ctx).WithError(err).Warn("container has no watch for OOM kills")
+		return
+	}
+	c.oomWatched = true
+	go func() {
+		for range notices {
+			c.observer.OOM()
+		}
+		c.mu.Lock()
+		defer c.mu.Unlock()
+		c.oomWatched = false
+	}()
+}
