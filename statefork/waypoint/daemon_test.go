@@ -166,7 +166,7 @@ func (d *daemon) base(t *testing.T) {
 	ctx := scoped(t)
 	busybox, err := exec.LookPath("busybox")
 	need(t, err == nil, "a static busybox")
-	mounts, err := d.sn.Prepare(ctx, "base-prep", "")
+	mounts, err := d.sn.Prepare(ctx, "base-prep", "", keep())
 	if err != nil {
 		t.Fatal(err)
 	}
