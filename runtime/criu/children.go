@@ -3,18 +3,26 @@ package criu
 import (
 	"fmt"
 	"os"
+	"slices"
 	"strconv"
 	"strings"
 
 	"golang.org/x/sys/unix"
 )
 
-// endChildren kills and reaps the processes that the calling thread is the
-// parent of, with their descendants. On the thread of a worker that has ended,
-// these are what a failed restore has left: CRIU makes the root of a tree its
-// sibling, so CRIU cannot reap it, and no one else knows it.
-func endChildren() {
+// endChildren kills and reaps the children of the calling thread, with their
+// descendants, but for those in others. On the thread of a worker that has
+// ended, these are what a failed restore has left: CRIU makes the root of a tree
+// its sibling, so CRIU cannot reap it, and no one else knows it.
+//
+// Only the thread's own children can appear there after others was taken: the
+// kernel gives the children of a thread that ends to the first living thread of
+// the process, and that is the main one, which is never a worker's.
+func endChildren(others []int) {
 	for _, pid := range childrenOf(os.Getpid(), unix.Gettid()) {
+		if slices.Contains(others, pid) {
+			continue
+		}
 		killTree(pid)
 		for {
 			_, err := unix.Wait4(pid, nil, unix.WALL, nil)

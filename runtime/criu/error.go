@@ -48,40 +48,63 @@ func (e *Error) Unwrap() error {
 	return e.Err
 }
 
-// refusals are the beginnings or parts of the errors by which CRIU says that it
-// cannot dump something, rather than that something broke.
-var refusals = regexp.MustCompile(`TODO`)
+// refusals are the errors by which CRIU says that it cannot dump something that
+// is in the tree, rather than that something broke. Where CRIU's words need it,
+// means says it in others.
+var refusals = []struct {
+	pattern *regexp.Regexp
+	means   string
+}{
+	{regexp.MustCompile(`^Can't dump nested \w+ namespace`), ""},
+	{regexp.MustCompile(`^send_fds failed \(-22\)`), "an open file cannot be passed on, as an io_uring cannot"},
+	{regexp.MustCompile(`\(anon_inode:\[io_uring\]\)`), "an io_uring is mapped"},
+	{regexp.MustCompile(`Can't dump half of stream unix connection`), "a unix socket is connected to a process outside"},
+	{regexp.MustCompile(`Unix socket .* without peer`), "a unix socket is connected to a process outside"},
+	{regexp.MustCompile(`Unsupported proto 262`), "an MPTCP socket is open (net.mptcp.enabled=0 prevents it)"},
+	{regexp.MustCompile(`Unsupported (proto|type|socket)`), ""},
+	{regexp.MustCompile(`^Can't dump ghost file`), ""},
+	{regexp.MustCompile(`^SysVIPC shmem map|with SysVIPC shmem map`), "SysV shared memory is of an ipc namespace that is not dumped"},
+	{regexp.MustCompile(`mqueue isn't empty`), "a POSIX message queue is in use"},
+	{regexp.MustCompile(`^Can't lookup mount=`), "a file is open on a mount that the tree does not have"},
+	{regexp.MustCompile(`fsnotify: Can't dump that handle`), "a watched file cannot be found by its inode"},
+	{regexp.MustCompile(`^Can't create link remap`), ""},
+	{regexp.MustCompile(`^Some file locks are hold`), ""},
+	{regexp.MustCompile(`^Connected TCP socket`), ""},
+}
 
-// logLine matches an error in a log: time, pid of the restored task, source.
-var logLine = regexp.MustCompile(`^\(\d+\.\d+\)\s+(?:\d+:\s+)?Error \([^)]*\):\s*(.*)$`)
+// logLine matches an error in a log: an optional time, what runs in the task
+// ("pie"), the pid in the tree, the place in the source.
+var logLine = regexp.MustCompile(`^(?:\(\d+\.\d+\))?\s*(?:pie:\s*)?(?:\d+:\s*)?Error \([^)]*\):\s*(.*?)\s*$`)
 
-// harmless matches errors that do not make CRIU fail.
-var harmless = regexp.MustCompile(`^rlimit: Can't setup RLIMIT_NOFILE`)
+var (
+	// harmless matches errors that do not make CRIU fail. The first is there
+	// whenever CAP_SYS_RESOURCE is missing, and is what CRIU's answer names.
+	harmless = regexp.MustCompile(`^rlimit: Can't setup RLIMIT_NOFILE`)
+	// vague matches errors that only repeat that there was one.
+	vague = regexp.MustCompile(`^(Dumping|Restoring) FAILED|failed with -1$`)
+)
 
 // newError explains a request that CRIU answered with a failure.
 func newError(c *call, errno int32, message string) error {
-	summary, class := "", errdefs.ErrInternal
+	e := &Error{Op: c.op, Err: errdefs.ErrInternal}
 	if f, err := openTail(c.log); err == nil {
-		s, refused := summarize(f)
-		f.Close()
-		summary = s
-		if refused {
-			return &Error{Op: c.op, Summary: summary, Log: c.log, Err: errdefs.ErrFailedPrecondition}
+		defer f.Close()
+		e.Log = c.log
+		var refused bool
+		if e.Summary, refused = summarize(f); refused {
+			e.Err = errdefs.ErrFailedPrecondition
+			return e
 		}
 	}
-	e := &Error{Op: c.op, Summary: summary, Log: c.log, Err: class}
-	return e.withErrno(errno, message)
-}
-
-func (e *Error) withErrno(errno int32, message string) *Error {
+	if harmless.MatchString(logLine.ReplaceAllString(message, "$1")) {
+		message = ""
+	}
+	e.Summary = orElse(orElse(e.Summary, cut(message)), "failed for an unknown reason")
 	switch unix.Errno(errno) {
 	case unix.ESRCH:
 		e.Err = errdefs.ErrNotFound
 	case unix.EEXIST:
 		e.Err = errdefs.ErrAlreadyExists
-	}
-	if e.Summary == "" {
-		e.Summary = orElse(message, "failed without a reason")
 	}
 	return e
 }
@@ -116,21 +139,36 @@ func openTail(path string) (*os.File, error) {
 }
 
 // summarize joins the errors of a log, beginning with the first that matters:
-// it names the cause, and those that follow name what failed for it.
+// it names the cause, and those that follow name what failed for it. A refusal
+// is always the cause.
 func summarize(log io.Reader) (summary string, refused bool) {
-	var errs []string
+	var errs, vagueErrs []string
 	scan := bufio.NewScanner(log)
+	scan.Buffer(nil, maxLogTail)
 	for scan.Scan() {
 		m := logLine.FindStringSubmatch(scan.Text())
-		if m == nil || harmless.MatchString(m[1]) {
-			continue
+		switch {
+		case m == nil || harmless.MatchString(m[1]):
+		case vague.MatchString(m[1]):
+			vagueErrs = append(vagueErrs, m[1])
+		default:
+			errs = append(errs, m[1])
 		}
-		errs = append(errs, m[1])
 	}
-	for _, e := range errs {
-		refused = refused || refusals.MatchString(e)
+	for _, text := range errs {
+		for _, r := range refusals {
+			if r.pattern.MatchString(text) {
+				if r.means != "" {
+					text = r.means + ": " + text
+				}
+				return cut(text), true
+			}
+		}
 	}
-	return cut(strings.Join(errs, "; ")), refused
+	if len(errs) == 0 {
+		errs = vagueErrs
+	}
+	return cut(strings.Join(errs, "; ")), false
 }
 
 // cut shortens s to what a summary may hold.

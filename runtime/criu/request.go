@@ -47,6 +47,8 @@ func (w *Worker) do(ctx context.Context, c *call) (_ *rpc.CriuResp, retErr error
 	if err := w.begin(); err != nil {
 		return nil, fmt.Errorf("criu %s: %w", c.op, err)
 	}
+	// The log of an earlier request must not explain this one.
+	_ = os.Remove(c.log)
 	timeout := c.timeout
 	if timeout <= 0 {
 		timeout = defaultTimeout

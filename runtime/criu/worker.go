@@ -113,6 +113,8 @@ func (b *Binary) Spawn(ctx context.Context, opts SpawnOptions) (*Worker, error) 
 // (CRIU dies with its thread) and the request's outcome is known.
 func (w *Worker) run(prepare func() error, started chan<- error) {
 	defer close(w.done)
+	// The thread may have served other goroutines before.
+	others := childrenOf(os.Getpid(), unix.Gettid())
 	if prepare != nil {
 		if err := prepare(); err != nil {
 			started <- err
@@ -127,7 +129,7 @@ func (w *Worker) run(prepare func() error, started chan<- error) {
 	w.waitErr = w.cmd.Wait()
 	<-w.released
 	if !w.keep {
-		endChildren()
+		endChildren(others)
 	}
 }
 

@@ -6,9 +6,12 @@
 //	say	print a line on the terminal
 //
 // Arguments: a kind and a size in MiB. The kind names what is in the tree
-// beside memory: plain, uring, userns, timer, terminal, ghost, lock.
+// beside memory: a child's namespace (the table below), or a file of the root's
+// (see prepare), or nothing.
 #define _GNU_SOURCE
 #include <fcntl.h>
+#include <linux/io_uring.h>
+#include <netinet/in.h>
 #include <poll.h>
 #include <sched.h>
 #include <stdint.h>
@@ -17,11 +20,20 @@
 #include <string.h>
 #include <sys/file.h>
 #include <sys/mman.h>
+#include <sys/shm.h>
 #include <sys/socket.h>
 #include <sys/syscall.h>
 #include <sys/timerfd.h>
 #include <sys/un.h>
 #include <unistd.h>
+
+static const struct {
+	const char *name;
+	int flag;
+} namespaces[] = {
+	{ "user", CLONE_NEWUSER }, { "pid", CLONE_NEWPID }, { "uts", CLONE_NEWUTS },
+	{ "ipc", CLONE_NEWIPC },   { "net", CLONE_NEWNET }, { "cgroup", CLONE_NEWCGROUP },
+};
 
 static void die(const char *what)
 {
@@ -32,11 +44,18 @@ static void die(const char *what)
 // child waits in the tree; its memory and pipe are part of it.
 static void child(const char *kind, int in, int out)
 {
-	char c;
+	char c = 'r';
+	size_t i;
 
-	if (!strcmp(kind, "userns") && unshare(CLONE_NEWUSER))
-		die("unshare");
-	c = 'r';
+	for (i = 0; i < sizeof namespaces / sizeof *namespaces; i++) {
+		if (strcmp(kind, namespaces[i].name))
+			continue;
+		if (unshare(namespaces[i].flag))
+			die("unshare");
+		if (namespaces[i].flag == CLONE_NEWPID && fork() == 0)
+			for (;;)
+				pause();
+	}
 	if (write(out, &c, 1) != 1)
 		die("write");
 	while (read(in, &c, 1) == 1) {
@@ -77,30 +96,73 @@ static unsigned long long expirations(int fd)
 	return n;
 }
 
+// connected returns a socket whose peer is outside the tree.
+static int connected(void)
+{
+	struct sockaddr_un a = { AF_UNIX, "" };
+	int fd = socket(AF_UNIX, SOCK_STREAM, 0);
+	char c;
+
+	strncpy(a.sun_path, getenv("SOCKET"), sizeof a.sun_path - 1);
+	if (connect(fd, (struct sockaddr *)&a, sizeof a) || read(fd, &c, 1) != 1)
+		die("connect");
+	return fd;
+}
+
+// ghost returns a file without a name.
+static int ghost(void)
+{
+	static char data[2 << 20];
+	int fd = open(".", O_RDWR | O_TMPFILE, 0600);
+
+	memset(data, 1, sizeof data);
+	if (fd >= 0 && write(fd, data, sizeof data) != sizeof data)
+		die("write");
+	return fd;
+}
+
+// uring returns an io_uring, with its queue mapped if asked for.
+static int uring(int mapped)
+{
+	struct io_uring_params p = { 0 };
+	int fd = syscall(SYS_io_uring_setup, 4, &p);
+
+	if (fd >= 0 && mapped &&
+	    mmap(NULL, 4096, PROT_READ | PROT_WRITE, MAP_SHARED, fd, IORING_OFF_SQ_RING) == MAP_FAILED)
+		die("mmap");
+	return fd;
+}
+
+// sysv attaches shared memory, which lives in an ipc namespace.
+static int sysv(void)
+{
+	int id = shmget(IPC_PRIVATE, 4096, IPC_CREAT | 0600);
+
+	if (id < 0 || shmat(id, NULL, 0) == (void *)-1 || shmctl(id, IPC_RMID, NULL))
+		die("shm");
+	return 0;
+}
+
 static int prepare(const char *kind)
 {
 	int fd;
 
-	if (!strcmp(kind, "uring")) {
-		char params[256] = { 0 };
-		fd = syscall(SYS_io_uring_setup, 4, params);
-	} else if (!strcmp(kind, "timer")) {
+	if (!strcmp(kind, "uring") || !strcmp(kind, "mapped-uring"))
+		fd = uring(*kind == 'm');
+	else if (!strcmp(kind, "timer"))
 		fd = timer();
-	} else if (!strcmp(kind, "terminal")) {
+	else if (!strcmp(kind, "terminal"))
 		fd = open(getenv("TERMINAL"), O_RDWR | O_NOCTTY);
-	} else if (!strcmp(kind, "ghost")) {
-		fd = open(".", O_RDWR | O_TMPFILE, 0600);
-		if (fd >= 0 && ftruncate(fd, 2 << 20))
-			die("ftruncate");
-	} else if (!strcmp(kind, "unix")) {
-		struct sockaddr_un a = { AF_UNIX, "" };
-		strncpy(a.sun_path, getenv("SOCKET"), sizeof a.sun_path - 1);
-		fd = socket(AF_UNIX, SOCK_STREAM, 0);
-		if (connect(fd, (struct sockaddr *)&a, sizeof a))
-			die("connect");
-	} else {
+	else if (!strcmp(kind, "ghost"))
+		fd = ghost();
+	else if (!strcmp(kind, "socket"))
+		fd = connected();
+	else if (!strcmp(kind, "mptcp"))
+		fd = socket(AF_INET, SOCK_STREAM, IPPROTO_MPTCP);
+	else if (!strcmp(kind, "sysv"))
+		fd = sysv();
+	else
 		return -1;
-	}
 	if (fd < 0)
 		die(kind);
 	return fd;
