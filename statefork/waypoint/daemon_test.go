@@ -58,31 +58,17 @@ func isFile(path string) bool {
 	return err == nil
 }
 
-// daemon is a private containerd with the stock snapshotter and the runc shim.
+// daemon is a private containerd with the runc shim.
 type daemon struct {
 	ctrd *containerd.Client
 	dir  string
-	// snapshots of overlayfs
-	sn snapshots.Snapshotter
+	// The snapshotter of the containers, by name and as a service.
+	name string
+	sn   snapshots.Snapshotter
 	*Client
 }
 
-// startDaemon runs containerd with its own root, state and sockets until the
-// end of the test.
-func startDaemon(t *testing.T) *daemon {
-	t.Helper()
-	need(t, os.Geteuid() == 0, "root")
-	bin := filepath.Dir(program(t, "containerd"))
-	for _, name := range []string{"containerd-shim-runc-v2", "runc"} {
-		program(t, name)
-	}
-	// A socket's path may have 107 bytes.
-	dir, err := os.MkdirTemp("", "sf")
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() { os.RemoveAll(dir) })
-	config := fmt.Sprintf(`version = 3
+const configuration = `version = 3
 root = "%[1]s/root"
 state = "%[1]s/state"
 disabled_plugins = ["io.containerd.grpc.v1.cri", "io.containerd.cri.v1.images", "io.containerd.cri.v1.runtime"]
@@ -92,17 +78,49 @@ disabled_plugins = ["io.containerd.grpc.v1.cri", "io.containerd.cri.v1.images", 
   address = "%[1]s/sock.ttrpc"
 [plugins."io.containerd.shim.v1.manager"]
   socket_dir = "%[1]s/s"
-`, dir)
-	if err := os.WriteFile(filepath.Join(dir, "config.toml"), []byte(config), 0o600); err != nil {
+[proxy_plugins.statefork]
+  type = "snapshot"
+  address = "%[1]s/sn.sock"
+`
+
+// startDaemon runs containerd with its own root, state and sockets until the
+// end of the test. The snapshotter is the stock one.
+func startDaemon(t *testing.T) *daemon { return startDaemonOn(t, "overlayfs") }
+
+func startDaemonOn(t *testing.T, snapshotter string) *daemon {
+	t.Helper()
+	need(t, os.Geteuid() == 0, "root")
+	ctrd := program(t, "containerd")
+	for _, name := range []string{"containerd-shim-runc-v2", "runc"} {
+		program(t, name)
+	}
+	// A socket's path may have 107 bytes.
+	dir, err := os.MkdirTemp("", "sf")
+	if err != nil {
 		t.Fatal(err)
 	}
-	log, err := os.Create(filepath.Join(dir, "log"))
+	t.Cleanup(func() { os.RemoveAll(dir) })
+	config := filepath.Join(dir, "config.toml")
+	if err := os.WriteFile(config, fmt.Appendf(nil, configuration, dir), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	if snapshotter == "statefork" {
+		start(t, dir, program(t, "containerd-statefork-grpc"), "--root", filepath.Join(dir, "sn"), "--address", filepath.Join(dir, "sn.sock"))
+	}
+	start(t, dir, ctrd, "-c", config)
+	return connectDaemon(t, dir, snapshotter)
+}
+
+// start runs a program until the end of the test; its log is told on failure.
+func start(t *testing.T, dir, path string, args ...string) {
+	t.Helper()
+	log, err := os.Create(filepath.Join(dir, filepath.Base(path)+".log"))
 	if err != nil {
 		t.Fatal(err)
 	}
 	defer log.Close()
-	cmd := exec.Command(filepath.Join(bin, "containerd"), "-c", filepath.Join(dir, "config.toml"))
-	cmd.Env = append(os.Environ(), "PATH="+bin+":"+os.Getenv("PATH"))
+	cmd := exec.Command(path, args...)
+	cmd.Env = append(os.Environ(), "PATH="+filepath.Dir(path)+":"+os.Getenv("PATH"))
 	cmd.Stdout, cmd.Stderr = log, log
 	if err := cmd.Start(); err != nil {
 		t.Fatal(err)
@@ -113,13 +131,12 @@ disabled_plugins = ["io.containerd.grpc.v1.cri", "io.containerd.cri.v1.images", 
 		}
 		_ = cmd.Wait()
 		if b, err := os.ReadFile(log.Name()); err == nil && t.Failed() {
-			t.Logf("containerd: %s", b)
+			t.Logf("%s: %s", filepath.Base(path), b)
 		}
 	})
-	return connectDaemon(t, dir)
 }
 
-func connectDaemon(t *testing.T, dir string) *daemon {
+func connectDaemon(t *testing.T, dir, snapshotter string) *daemon {
 	t.Helper()
 	var ctrd *containerd.Client
 	eventually(t, "containerd answers", func() error {
@@ -132,7 +149,7 @@ func connectDaemon(t *testing.T, dir string) *daemon {
 	})
 	t.Cleanup(func() { ctrd.Close() })
 	return &daemon{
-		ctrd: ctrd, dir: dir, sn: ctrd.SnapshotService("overlayfs"),
+		ctrd: ctrd, dir: dir, name: snapshotter, sn: ctrd.SnapshotService(snapshotter),
 		Client: New(ctrd, Options{State: filepath.Join(dir, "state")}),
 	}
 }
@@ -206,7 +223,7 @@ func (d *daemon) create(t *testing.T, id, script string, labels map[string]strin
 		// Other containers on this machine may have the same id.
 		oci.WithCgroup("/" + filepath.Base(d.dir) + "-" + id)}, opts...)
 	c, err := d.ctrd.NewContainer(ctx, id,
-		containerd.WithSnapshotter("overlayfs"), containerd.WithSnapshot(id),
+		containerd.WithSnapshotter(d.name), containerd.WithSnapshot(id),
 		containerd.WithRuntime("io.containerd.runc.v2", &options.Options{Root: filepath.Join(d.dir, "runc")}),
 		containerd.WithContainerLabels(labels), containerd.WithNewSpec(opts...))
 	if err != nil {
@@ -276,12 +293,36 @@ func (d *daemon) seal(t *testing.T, id, node, parent, name string, dump func(ima
 			delete(labels, k)
 		}
 	}
+	above := api.SnapshotName(id, node)
+	if w.KeepsLineage() {
+		info, err := d.sn.Stat(ctx, id)
+		if err != nil {
+			t.Fatal(err)
+		}
+		above = info.Parent
+	}
 	if err := d.sn.Commit(ctx, api.SnapshotName(id, node), id, snapshots.WithLabels(labels)); err != nil {
 		t.Fatal(err)
 	}
-	if _, err := d.sn.Prepare(ctx, id, api.SnapshotName(id, node), snapshots.WithLabels(map[string]string{
+	if _, err := d.sn.Prepare(ctx, id, above, snapshots.WithLabels(map[string]string{
 		api.LabelFrom: node, api.LabelGCContainer: id,
 	})); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// flat makes a node that is no snapshot's parent, and has no images.
+func (d *daemon) flat(t *testing.T, id, node, parent string) {
+	t.Helper()
+	key := "prep-" + node
+	if _, err := d.sn.Prepare(scoped(t), key, "base", keep()); err != nil {
+		t.Fatal(err)
+	}
+	labels := map[string]string{api.LabelNode: node, api.LabelContainer: id, api.LabelGCContainer: id}
+	if parent != "" {
+		labels[api.LabelParent] = parent
+	}
+	if err := d.sn.Commit(scoped(t), api.SnapshotName(id, node), key, snapshots.WithLabels(labels)); err != nil {
 		t.Fatal(err)
 	}
 }

@@ -13,7 +13,6 @@ import (
 	"testing"
 	"time"
 
-	"github.com/containerd/containerd/v2/core/snapshots"
 	"github.com/containerd/errdefs"
 	"github.com/containerd/errdefs/pkg/errgrpc"
 	"github.com/containerd/ttrpc"
@@ -89,6 +88,28 @@ func (d *daemon) nodeOf(t *testing.T, id, node string) *api.Node {
 	return api.NodeFromSnapshot(info)
 }
 
+// answers are those of a shim to which nothing needs to happen.
+var answers = service{
+	checkpoint: func(r *api.CheckpointRequest) (*api.CheckpointResponse, error) {
+		if r.Name == "again" {
+			return nil, fmt.Errorf("node %q: %w", r.Name, errdefs.ErrAlreadyExists)
+		}
+		return &api.CheckpointResponse{
+			Node:     &api.Node{Id: nodeB, Name: r.Name, ContainerId: r.ContainerId, Labels: r.Labels, ImageBytes: 7},
+			Timings:  &api.Timings{Total: 24000, Frozen: 20000, Dump: 11000},
+			External: []*api.External{{Kind: "mount", Name: "/data"}},
+		}, nil
+	},
+	restore: func(r *api.RestoreRequest) (*api.RestoreResponse, error) {
+		return &api.RestoreResponse{
+			Node: &api.Node{Id: r.Node}, Generation: 3, EndedExecs: []*api.Exec{{ExecId: "e1", Pid: 9}},
+		}, nil
+	},
+	list: func(*api.ListRequest) (*api.ListResponse, error) {
+		return &api.ListResponse{Generation: 3, Phase: "dump"}, nil
+	},
+}
+
 // TestShimCalls checks what is asked of the shim of a running container, and
 // what is made of its answers.
 func TestShimCalls(t *testing.T) {
@@ -97,36 +118,8 @@ func TestShimCalls(t *testing.T) {
 	d.base(t)
 	cont := d.create(t, "job1", "echo ready; exec sleep 1000", nil)
 	d.run(t, cont)
-	// Nothing is restored here, so that any files will do for a node.
-	if _, err := d.sn.Prepare(scoped(t), "prep", "base", keep()); err != nil {
-		t.Fatal(err)
-	}
-	err := d.sn.Commit(scoped(t), api.SnapshotName("job1", nodeA), "prep", snapshots.WithLabels(map[string]string{
-		api.LabelNode: nodeA, api.LabelContainer: "job1", api.LabelGCContainer: "job1",
-	}))
-	if err != nil {
-		t.Fatal(err)
-	}
-	c := d.serveShim(t, "job1", service{
-		checkpoint: func(r *api.CheckpointRequest) (*api.CheckpointResponse, error) {
-			if r.Name == "again" {
-				return nil, fmt.Errorf("node %q: %w", r.Name, errdefs.ErrAlreadyExists)
-			}
-			return &api.CheckpointResponse{
-				Node:     &api.Node{Id: nodeB, Name: r.Name, ContainerId: r.ContainerId, Labels: r.Labels, ImageBytes: 7},
-				Timings:  &api.Timings{Total: 24000, Frozen: 20000, Dump: 11000},
-				External: []*api.External{{Kind: "mount", Name: "/data"}},
-			}, nil
-		},
-		restore: func(r *api.RestoreRequest) (*api.RestoreResponse, error) {
-			return &api.RestoreResponse{
-				Node: &api.Node{Id: r.Node}, Generation: 3, EndedExecs: []*api.Exec{{ExecId: "e1", Pid: 9}},
-			}, nil
-		},
-		list: func(*api.ListRequest) (*api.ListResponse, error) {
-			return &api.ListResponse{Generation: 3, Phase: "dump"}, nil
-		},
-	})
+	d.flat(t, "job1", nodeA, "")
+	c := d.serveShim(t, "job1", answers)
 	res, err := c.Checkpoint(ctx, "job1", "base", map[string]string{"k": "v"})
 	if err != nil {
 		t.Fatal(err)

@@ -12,7 +12,7 @@ import (
 
 	"github.com/containerd/containerd/api/types/runc/options"
 	containerd "github.com/containerd/containerd/v2/client"
-	"github.com/containerd/containerd/v2/core/snapshots"
+	"github.com/containerd/containerd/v2/core/mount"
 	"github.com/containerd/containerd/v2/pkg/oci"
 	"github.com/containerd/errdefs"
 	"github.com/opencontainers/runtime-spec/specs-go"
@@ -141,22 +141,9 @@ func TestRemoveFlat(t *testing.T) {
 	ctx := scoped(t)
 	d.base(t)
 	d.create(t, "job1", "true", nil)
-	flat := func(node, parent string) {
-		key := "prep-" + node
-		if _, err := d.sn.Prepare(ctx, key, "base", keep()); err != nil {
-			t.Fatal(err)
-		}
-		labels := map[string]string{api.LabelNode: node, api.LabelContainer: "job1", api.LabelGCContainer: "job1"}
-		if parent != "" {
-			labels[api.LabelParent] = parent
-		}
-		if err := d.sn.Commit(ctx, api.SnapshotName("job1", node), key, snapshots.WithLabels(labels)); err != nil {
-			t.Fatal(err)
-		}
-	}
-	flat(nodeA, "")
-	flat(nodeB, nodeA)
-	flat(nodeC, nodeB)
+	d.flat(t, "job1", nodeA, "")
+	d.flat(t, "job1", nodeB, nodeA)
+	d.flat(t, "job1", nodeC, nodeB)
 	shape := func() string {
 		tree, err := d.Tree(ctx, "job1")
 		if err != nil {
@@ -219,7 +206,12 @@ const counter = `i=0; echo ready >/proc/1/fd/1; while :; do i=$((i+1)); echo $i 
 // TestForkAndStart checkpoints a container with runc, makes a node of that, and
 // forks it and starts it again: the counter in the shell's memory goes on.
 func TestForkAndStart(t *testing.T) {
-	d := startDaemon(t)
+	for _, name := range []string{"overlayfs", "statefork"} {
+		t.Run(name, func(t *testing.T) { testForkAndStart(t, startDaemonOn(t, name)) })
+	}
+}
+
+func testForkAndStart(t *testing.T, d *daemon) {
 	need(t, exec.Command(program(t, "criu"), "check").Run() == nil, "a criu that works on this kernel")
 	ctx := scoped(t)
 	d.base(t)
@@ -228,15 +220,75 @@ func TestForkAndStart(t *testing.T) {
 	task := d.run(t, src)
 	d.dump(t, task, "job1")
 
-	n := 3
-	res, err := d.Fork(ctx, "job1@first", ForkOptions{Count: n, LogURI: "file://" + filepath.Join(d.dir, "fork.log")})
+	res := d.forkThree(t)
+	tree, err := d.Tree(ctx, "job1")
+	if err != nil || len(tree.Forks) != len(res.Siblings) || tree.Forks[0].Status != "running" {
+		t.Errorf("Tree = %+v, %v", tree, err)
+	}
+	d.restartFork(t, res.Siblings[0].ID)
+	started, err := d.Restore(ctx, "job1", "first")
+	if err != nil || !started.Started {
+		t.Fatalf("Restore = %+v, %v", started, err)
+	}
+	rec, err := d.ctrd.ContainerService().Get(ctx, "job1")
+	if err != nil || rec.SnapshotKey == "job1" || rec.Labels["containerd.io/restart.explicitly-stopped"] != "false" {
+		t.Errorf("record is %+v, %v", rec, err)
+	}
+	if _, err := d.sn.Stat(ctx, "job1"); !errdefs.IsNotFound(err) {
+		t.Errorf("the abandoned snapshot: %v", err)
+	}
+	_, err = d.Checkpoint(ctx, "job1", "", nil)
+	wantError(t, "Checkpoint under another runtime", err, errdefs.IsFailedPrecondition, true)
+	d.removeUnder(t, res.Siblings[0].ID)
+}
+
+// removeUnder removes the node that a fork lives on, which only a snapshotter
+// that keeps the lineage can do: the fork goes on, and its parent is the image's.
+func (d *daemon) removeUnder(t *testing.T, fork string) {
+	t.Helper()
+	ctx := scoped(t)
+	rec, err := d.ctrd.ContainerService().Get(ctx, fork)
+	if err != nil {
+		t.Fatal(err)
+	}
+	info, err := d.sn.Stat(ctx, rec.SnapshotKey)
+	if err != nil {
+		t.Fatal(err)
+	}
+	_, err = d.Remove(ctx, "job1@first")
+	if d.name == "overlayfs" {
+		if !errdefs.IsFailedPrecondition(err) || info.Parent != api.SnapshotName("job1", nodeA) {
+			t.Errorf("Remove = %v; the fork's parent is %q", err, info.Parent)
+		}
+		return
+	}
+	if err != nil || info.Parent != "base" {
+		t.Errorf("Remove = %v; the fork's parent is %q", err, info.Parent)
+	}
+	before := d.count(t, rec.SnapshotKey)
+	eventually(t, "the fork counts on", func() error {
+		if n := d.count(t, rec.SnapshotKey); n <= before {
+			return fmt.Errorf("count is %d, was %d", n, before)
+		}
+		return nil
+	})
+	if tree, err := d.Tree(ctx, "job1"); err != nil || tree.Nodes.Len() != 0 || tree.Container.Head != nodeA {
+		t.Errorf("Tree = %+v, %v", tree, err)
+	}
+}
+
+// forkThree forks job1 at its node, and waits until each fork counts on.
+func (d *daemon) forkThree(t *testing.T) *ForkResult {
+	t.Helper()
+	ctx := scoped(t)
+	res, err := d.Fork(ctx, "job1@first", ForkOptions{Count: 3, LogURI: "file://" + filepath.Join(d.dir, "fork.log")})
 	if err != nil {
 		t.Fatal(err)
 	}
 	for _, s := range res.Siblings {
 		t.Cleanup(func() { d.destroy(t, s.ID) })
 	}
-	if res.Err() != nil || len(res.Siblings) != n || res.Node.ID != nodeA {
+	if res.Err() != nil || len(res.Siblings) != 3 || res.Node.ID != nodeA {
 		t.Fatalf("Fork = %+v, %v", res, res.Err())
 	}
 	sealed := d.count(t, api.SnapshotName("job1", nodeA))
@@ -255,24 +307,7 @@ func TestForkAndStart(t *testing.T) {
 			return nil
 		})
 	}
-	tree, err := d.Tree(ctx, "job1")
-	if err != nil || len(tree.Forks) != n || tree.Forks[0].Status != "running" {
-		t.Errorf("Tree = %+v, %v", tree, err)
-	}
-	d.restartFork(t, res.Siblings[0].ID)
-	started, err := d.Restore(ctx, "job1", "first")
-	if err != nil || !started.Started {
-		t.Fatalf("Restore = %+v, %v", started, err)
-	}
-	rec, err := d.ctrd.ContainerService().Get(ctx, "job1")
-	if err != nil || rec.SnapshotKey == "job1" || rec.Labels["containerd.io/restart.explicitly-stopped"] != "false" {
-		t.Errorf("record is %+v, %v", rec, err)
-	}
-	if _, err := d.sn.Stat(ctx, "job1"); !errdefs.IsNotFound(err) {
-		t.Errorf("the abandoned snapshot: %v", err)
-	}
-	_, err = d.Checkpoint(ctx, "job1", "", nil)
-	wantError(t, "Checkpoint under another runtime", err, errdefs.IsFailedPrecondition, true)
+	return res
 }
 
 // restartFork ends a fork and takes it back to where it was started, by the name
@@ -344,21 +379,32 @@ func (d *daemon) count(t *testing.T, key string) int {
 	if err != nil {
 		t.Fatal(err)
 	}
-	for _, m := range mounts {
-		for _, o := range m.Options {
-			for _, prefix := range []string{"upperdir=", "lowerdir="} {
-				if dirs, ok := strings.CutPrefix(o, prefix); ok {
-					b, err := os.ReadFile(filepath.Join(strings.Split(dirs, ":")[0], "count"))
-					if err != nil {
-						continue
-					}
-					var n int
-					if _, err := fmt.Sscan(string(b), &n); err == nil {
-						return n
-					}
-				}
+	for _, dir := range layers(mounts) {
+		var n int
+		if b, err := os.ReadFile(filepath.Join(dir, "count")); err == nil {
+			if _, err := fmt.Sscan(string(b), &n); err == nil {
+				return n
 			}
 		}
 	}
 	return 0
+}
+
+// layers are the directories of a mount, the uppermost first.
+func layers(mounts []mount.Mount) []string {
+	var upper, lower []string
+	for _, m := range mounts {
+		if m.Type == "bind" {
+			upper = append(upper, m.Source)
+		}
+		for _, o := range m.Options {
+			if dir, ok := strings.CutPrefix(o, "upperdir="); ok {
+				upper = append(upper, dir)
+			}
+			if dirs, ok := strings.CutPrefix(o, "lowerdir="); ok {
+				lower = append(lower, strings.Split(dirs, ":")...)
+			}
+		}
+	}
+	return append(upper, lower...)
 }
