@@ -52,8 +52,13 @@ type Client struct {
 	cfg     Config
 }
 
-// ErrNoService says that a task runs under a shim that does not serve Waypoint.
-var ErrNoService = errors.New("the task's shim does not serve checkpoints")
+var (
+	// ErrNoService says that a task runs under a shim that does not serve
+	// Waypoint.
+	ErrNoService = errors.New("the task's shim does not serve checkpoints")
+	// ErrGone says that the shim does not answer, or has gone during a call.
+	ErrGone = errors.New("the task's shim is gone")
+)
 
 // Dial connects to the shim of a task by what the task's bundle says of it.
 // It fails with ErrNotFound when there is no bundle, which means that the task
@@ -77,7 +82,7 @@ func Dial(ctx context.Context, cfg Config) (*Client, error) {
 	conn, err := dialer.DialContext(ctx, "unix", address)
 	if err != nil {
 		if ctx.Err() == nil && (errors.Is(err, syscall.ECONNREFUSED) || errors.Is(err, fs.ErrNotExist)) {
-			err = fmt.Errorf("%w: %w", err, errdefs.ErrUnavailable)
+			err = fmt.Errorf("%w: %w: %w", ErrGone, err, errdefs.ErrUnavailable)
 		}
 		return nil, fmt.Errorf("connect to shim of task %q: %w", cfg.ContainerID, err)
 	}
@@ -154,7 +159,7 @@ func (c *Client) outgoing(ctx context.Context) context.Context {
 // apart by ttrpc's message.
 func toNative(err error) error {
 	if errors.Is(err, ttrpc.ErrClosed) || errors.Is(err, ttrpc.ErrServerClosed) {
-		return fmt.Errorf("shim went away: %w: %w", err, errdefs.ErrUnavailable)
+		return fmt.Errorf("%w: %w: %w", ErrGone, err, errdefs.ErrUnavailable)
 	}
 	if s, ok := status.FromError(err); ok && s.Code() == codes.Unimplemented && s.Message() == "service "+serviceName {
 		return fmt.Errorf("%w: %w", ErrNoService, errdefs.ErrFailedPrecondition)

@@ -132,7 +132,7 @@ func TestClientErrors(t *testing.T) {
 		"conflict": errdefs.IsAlreadyExists,
 	} {
 		_, err := c.Restore(t.Context(), node)
-		if !is(err) || errors.Is(err, ErrNoService) || !strings.Contains(err.Error(), fmt.Sprintf("node %q", node)) {
+		if !is(err) || errors.Is(err, ErrNoService) || errors.Is(err, ErrGone) || !strings.Contains(err.Error(), fmt.Sprintf("node %q", node)) {
 			t.Errorf("Restore(%q) = %v", node, err)
 		}
 	}
@@ -146,11 +146,12 @@ func TestClientOtherRuntime(t *testing.T) {
 		t.Errorf("List = %v, want %v", err, ErrNoService)
 	}
 	stop()
-	if _, err = c.List(t.Context()); !errdefs.IsUnavailable(err) {
-		t.Errorf("List of a closed server = %v, want unavailable", err)
+	if _, err = c.List(t.Context()); !errdefs.IsUnavailable(err) || !errors.Is(err, ErrGone) {
+		t.Errorf("List of a closed server = %v, want %v", err, ErrGone)
 	}
-	if _, err := Dial(t.Context(), Config{State: state, Namespace: "ns1", ContainerID: "c1"}); !errdefs.IsUnavailable(err) {
-		t.Errorf("Dial of a closed server = %v, want unavailable", err)
+	_, err = Dial(t.Context(), Config{State: state, Namespace: "ns1", ContainerID: "c1"})
+	if !errdefs.IsUnavailable(err) || !errors.Is(err, ErrGone) {
+		t.Errorf("Dial of a closed server = %v, want %v", err, ErrGone)
 	}
 }
 

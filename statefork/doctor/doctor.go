@@ -136,11 +136,25 @@ func cgroup(root string) Finding {
 	return Finding{"cgroup", Fail, "no freezer in " + dir, "mount cgroup v2, or the v1 freezer hierarchy"}
 }
 
-// criu checks the program that the shim will find if containerd has our PATH.
+// findCRIU looks where the shim does: at what $STATEFORK_CRIU names, else beside
+// the shim, else in PATH. containerd's own environment may be another one.
+func findCRIU() (string, error) {
+	if path := os.Getenv("STATEFORK_CRIU"); path != "" {
+		return path, nil
+	}
+	if path := findShim(); path != "" {
+		beside := filepath.Join(filepath.Dir(path), "criu")
+		if _, err := os.Stat(beside); err == nil {
+			return beside, nil
+		}
+	}
+	return exec.LookPath("criu")
+}
+
 func criu(ctx context.Context) []Finding {
-	path, err := exec.LookPath("criu")
+	path, err := findCRIU()
 	if err != nil {
-		return []Finding{{"criu", Fail, "not in PATH", "install criu " + minCRIU + " or newer"}}
+		return []Finding{{"criu", Fail, "not in PATH", "install criu " + minCRIU + " or newer, or name one in $STATEFORK_CRIU"}}
 	}
 	out, err := exec.CommandContext(ctx, path, "--version").CombinedOutput()
 	version := firstVersion(string(out))
@@ -208,15 +222,23 @@ func state(dir string) Finding {
 	return Finding{"state directory", OK, path, ""}
 }
 
-func shim() Finding {
+// findShim looks where containerd does: in PATH, and beside its own program.
+func findShim() string {
 	if path, err := exec.LookPath(shimName); err == nil {
-		return Finding{"shim", OK, path, ""}
+		return path
 	}
 	if path, err := exec.LookPath("containerd"); err == nil {
 		beside := filepath.Join(filepath.Dir(path), shimName)
 		if _, err := os.Stat(beside); err == nil {
-			return Finding{"shim", OK, beside, ""}
+			return beside
 		}
+	}
+	return ""
+}
+
+func shim() Finding {
+	if path := findShim(); path != "" {
+		return Finding{"shim", OK, path, ""}
 	}
 	return Finding{"shim", Fail, shimName + " is not in PATH", "install it beside containerd or in containerd's PATH"}
 }

@@ -34,7 +34,7 @@ func memoryTracking(ctx context.Context) Finding {
 	if err == nil {
 		return Finding{check, OK, "PAGEMAP_SCAN", ""}
 	}
-	if path, lerr := exec.LookPath("criu"); lerr == nil {
+	if path, lerr := findCRIU(); lerr == nil {
 		if exec.CommandContext(ctx, path, "check", "--feature", "mem_dirty_track").Run() == nil {
 			return Finding{check, OK, "soft-dirty", ""}
 		}

@@ -10,6 +10,7 @@ import (
 	"os/exec"
 	"path/filepath"
 	"slices"
+	"strings"
 	"testing"
 	"time"
 
@@ -91,8 +92,11 @@ func (d *daemon) nodeOf(t *testing.T, id, node string) *api.Node {
 // answers are those of a shim to which nothing needs to happen.
 var answers = service{
 	checkpoint: func(r *api.CheckpointRequest) (*api.CheckpointResponse, error) {
-		if r.Name == "again" {
+		switch r.Name {
+		case "again":
 			return nil, fmt.Errorf("node %q: %w", r.Name, errdefs.ErrAlreadyExists)
+		case "no-criu":
+			return nil, fmt.Errorf("find criu: install it: %w", errdefs.ErrUnavailable)
 		}
 		return &api.CheckpointResponse{
 			Node:     &api.Node{Id: nodeB, Name: r.Name, ContainerId: r.ContainerId, Labels: r.Labels, ImageBytes: 7},
@@ -135,6 +139,12 @@ func TestShimCalls(t *testing.T) {
 	}
 	_, err = c.Checkpoint(ctx, "job1", "again", nil)
 	wantError(t, "Checkpoint with a name in use", err, errdefs.IsAlreadyExists, false)
+
+	_, err = c.Checkpoint(ctx, "job1", "no-criu", nil)
+	wantError(t, "Checkpoint without criu", err, errdefs.IsUnavailable, true)
+	if strings.Contains(statefork.Hint(err), "shim") {
+		t.Errorf("a missing criu is taken for a missing shim: %s", statefork.Hint(err))
+	}
 
 	// The shim is given the whole id.
 	back, err := c.Restore(ctx, "job", "aaa")

@@ -137,11 +137,17 @@ func explain(err error, rec containers.Container) error {
 	case err == nil || statefork.Hint(err) != "":
 		return err
 	case errors.Is(err, api.ErrNoService):
+		hint := "run it with the runtime " + api.RuntimeName
+		if rec.Runtime.Name == api.RuntimeName {
+			hint = "restart it under the installed version of the shim"
+		}
 		return statefork.WithHint(
-			fmt.Errorf("container %q runs under %q: %w: %w", rec.ID, rec.Runtime.Name, api.ErrNoService, errdefs.ErrFailedPrecondition),
-			"run it with the runtime "+api.RuntimeName)
-	case errdefs.IsUnavailable(err):
+			fmt.Errorf("container %q runs under %q: %w: %w", rec.ID, rec.Runtime.Name, api.ErrNoService, errdefs.ErrFailedPrecondition), hint)
+	case errors.Is(err, api.ErrGone):
 		return statefork.WithHint(err, "see whether its shim still runs")
+	case errdefs.IsUnavailable(err):
+		// What the shim needs, such as criu or the kernel's support for it.
+		return statefork.WithHint(err, "see \"statefork doctor\"")
 	case errdefs.IsNotImplemented(err):
 		return statefork.WithHint(err, "create the container with the snapshotter statefork or overlayfs")
 	}
