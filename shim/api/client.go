@@ -127,7 +127,7 @@ func (c *Client) Checkpoint(ctx context.Context, name string, labels map[string]
 		Labels:      labels,
 	})
 	if err != nil {
-		return nil, fmt.Errorf("checkpoint container %q: %w", c.cfg.ContainerID, toNative(err))
+		return nil, toNative(err)
 	}
 	return resp, nil
 }
@@ -136,7 +136,7 @@ func (c *Client) Checkpoint(ctx context.Context, name string, labels map[string]
 func (c *Client) Restore(ctx context.Context, node string) (*RestoreResponse, error) {
 	resp, err := c.service.Restore(c.outgoing(ctx), &RestoreRequest{ContainerId: c.cfg.ContainerID, Node: node})
 	if err != nil {
-		return nil, fmt.Errorf("restore container %q to node %q: %w", c.cfg.ContainerID, node, toNative(err))
+		return nil, toNative(err)
 	}
 	return resp, nil
 }
@@ -145,7 +145,7 @@ func (c *Client) Restore(ctx context.Context, node string) (*RestoreResponse, er
 func (c *Client) List(ctx context.Context) (*ListResponse, error) {
 	resp, err := c.service.List(c.outgoing(ctx), &ListRequest{ContainerId: c.cfg.ContainerID})
 	if err != nil {
-		return nil, fmt.Errorf("list nodes of container %q: %w", c.cfg.ContainerID, toNative(err))
+		return nil, toNative(err)
 	}
 	return resp, nil
 }
@@ -154,7 +154,8 @@ func (c *Client) outgoing(ctx context.Context) context.Context {
 	return namespaces.WithNamespace(ctx, c.cfg.Namespace)
 }
 
-// toNative gives an error from the wire its errdefs class. A missing service
+// toNative gives an error from the wire its errdefs class; the shim has said
+// already what it was doing and to which container. A missing service
 // and a method's own ErrNotImplemented have the same code, so they are told
 // apart by ttrpc's message.
 func toNative(err error) error {
