@@ -8,7 +8,8 @@ import (
 	"github.com/statefork/statefork/statefork/waypoint"
 )
 
-// tree draws the nodes with the oldest first, live forks as leaves:
+// tree draws the nodes with the oldest first, live forks as leaves; a fork whose
+// node was removed stands at the top:
 //
 //	web  running  3 nodes
 //	|-- 1f0c5be93a71  base  3m  1.2 MiB
@@ -29,7 +30,7 @@ func (o *output) tree(t *waypoint.Tree) error {
 		fmt.Fprintf(&b, "  forked from %s", shortOrigin(from))
 	}
 	b.WriteByte('\n')
-	o.draw(&b, "", t.Branches(), nil)
+	o.draw(&b, "", t.Branches(), t.Rootless())
 	if head := t.Container.Head; head != "" && len(t.Nodes.Path(head)) == 0 && t.Nodes.Len() > 0 {
 		fmt.Fprintf(&b, "head is %s, which is not among them\n", head)
 	}

@@ -28,13 +28,14 @@ func TestTree(t *testing.T) {
 			node("ccc", "aaa", "tried", 10*time.Second, 12), node("ddd", "ccc", "", 9*time.Second, 12),
 			node("eee", "gone", "", 5*time.Second, 5<<30),
 		}),
-		Forks: []statefork.Fork{{ID: "f1", Name: "web-1", From: "bbb", Status: "running"}, {ID: "f2", From: "ccc", Status: "stopped"}},
+		Forks: []statefork.Fork{{ID: "f1", Name: "web-1", From: "bbb", Status: "running"}, {ID: "f2", From: "ccc", Status: "stopped"}, {ID: "f3", From: "removed", Status: "none"}},
 	}
 	o, out, _ := buffers()
 	if err := o.tree(tree); err != nil {
 		t.Fatal(err)
 	}
 	const want = `web  running  5 nodes  forked from src@123
+|-- (fork) f3  none
 |-- aaa  base  3m  1.0 MiB
 |   |-- bbb  -  2m  1.5 KiB
 |   |   ` + "`" + `-- (fork) web-1  running

@@ -194,7 +194,7 @@ func newIdentity(src containers.Container, o ForkOptions, i int) (identity, erro
 	}
 	if ofNerdctl {
 		if !nerdctlNameRE.MatchString(name) {
-			return identity{}, fmt.Errorf("name %q is not one for nerdctl (%s): %w", name, nerdctlNameRE, errdefs.ErrInvalidArgument)
+			return identity{}, fmt.Errorf("name %q: nerdctl wants two or more of A-Z a-z 0-9 _ . - and a letter or digit first: %w", name, errdefs.ErrInvalidArgument)
 		}
 		return identity{ID: randomHex(nerdctlBytes), Name: name}, nil
 	}

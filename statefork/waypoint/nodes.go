@@ -51,12 +51,25 @@ func (t *Tree) branches(nodes []statefork.Node) []Branch {
 	return list
 }
 
-// MarshalJSON gives the container and the nested form.
+// Rootless are the forks whose node was removed.
+func (t *Tree) Rootless() []statefork.Fork {
+	var forks []statefork.Fork
+	for _, f := range t.Forks {
+		if len(t.Nodes.Path(f.From)) == 0 {
+			forks = append(forks, f)
+		}
+	}
+	return forks
+}
+
+// MarshalJSON gives the container, the nested form, and the forks whose node
+// was removed.
 func (t *Tree) MarshalJSON() ([]byte, error) {
 	return json.Marshal(struct {
-		Container Container `json:"container"`
-		Roots     []Branch  `json:"roots"`
-	}{t.Container, t.Branches()})
+		Container Container        `json:"container"`
+		Roots     []Branch         `json:"roots"`
+		Forks     []statefork.Fork `json:"forks,omitempty"`
+	}{t.Container, t.Branches(), t.Rootless()})
 }
 
 // Tree returns a container's tree; the container need not run.

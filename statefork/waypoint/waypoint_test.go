@@ -272,7 +272,7 @@ func (d *daemon) removeUnder(t *testing.T, fork string) {
 		}
 		return nil
 	})
-	if tree, err := d.Tree(ctx, "job1"); err != nil || tree.Nodes.Len() != 0 || tree.Container.Head != nodeA {
+	if tree, err := d.Tree(ctx, "job1"); err != nil || tree.Nodes.Len() != 0 || tree.Container.Head != nodeA || len(tree.Rootless()) != 3 {
 		t.Errorf("Tree = %+v, %v", tree, err)
 	}
 }
