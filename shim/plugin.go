@@ -9,6 +9,7 @@ import (
 	"fmt"
 
 	"github.com/containerd/containerd/v2/core/events"
+	"github.com/containerd/containerd/v2/pkg/namespaces"
 	"github.com/containerd/containerd/v2/pkg/shim"
 	"github.com/containerd/containerd/v2/pkg/shutdown"
 	"github.com/containerd/containerd/v2/plugins"
@@ -18,6 +19,7 @@ import (
 
 	"github.com/statefork/statefork/shim/api"
 	"github.com/statefork/statefork/shim/task"
+	"github.com/statefork/statefork/shim/waypoint"
 )
 
 func init() {
@@ -45,7 +47,8 @@ func Run() {
 
 // services are what one plugin puts on the shim's socket.
 type services struct {
-	task *task.Service
+	task     *task.Service
+	waypoint *waypoint.Service
 }
 
 var (
@@ -70,12 +73,19 @@ func newServices(ic *plugin.InitContext) (any, error) {
 	if !ok {
 		return nil, fmt.Errorf("publisher plugin is a %T", publisher)
 	}
-	return &services{task: task.NewService(ic.Context, pub, sd)}, nil
+	ns, err := namespaces.NamespaceRequired(ic.Context)
+	if err != nil {
+		return nil, err
+	}
+	s := &services{task: task.NewService(ic.Context, pub, sd)}
+	s.waypoint = waypoint.NewService(ns, ic.Properties[plugins.PropertyGRPCAddress], s.task)
+	sd.RegisterCallback(func(context.Context) error { return s.waypoint.Close() })
+	return s, nil
 }
 
 // RegisterTTRPC implements shim.TTRPCService.
 func (s *services) RegisterTTRPC(server *ttrpc.Server) error {
-	return errors.Join(s.task.RegisterTTRPC(server))
+	return errors.Join(s.task.RegisterTTRPC(server), s.waypoint.RegisterTTRPC(server))
 }
 
 // UnaryServerInterceptor implements shim.TTRPCServerUnaryOptioner.

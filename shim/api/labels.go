@@ -38,6 +38,10 @@ const (
 	// that key is missing, the checkpoint stopped between Commit and Prepare,
 	// and Prepare of the key from the newest such node completes it.
 	LabelHeadOf = "io.statefork.head-of"
+	// LabelAbandoned, on a snapshot that is no node, holds the id of the node
+	// for which a restore gave up the state in it. It has LabelHeadOf too: a
+	// restore that stopped after that Commit is completed in the same way.
+	LabelAbandoned = "io.statefork.abandoned-for"
 	// LabelImages holds the directory of the node's process images.
 	LabelImages = "io.statefork.images"
 	// LabelImageBytes holds the size of the process images in bytes.
