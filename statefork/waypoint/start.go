@@ -116,28 +116,29 @@ func (c *Client) startAt(ctx context.Context, rec containers.Container, n statef
 	}
 	defer release()
 	sn := c.ctrd.SnapshotService(rec.Snapshotter)
-	key := newKey(rec.ID)
 	var made undoStack
 	defer func() { retErr = made.unwind(ctx, retErr) }()
-	if err := prepareAt(leased, sn, key, info, rec.ID); err != nil {
+	abandoned, err := abandon(leased, sn, rec, info, &made)
+	if err != nil {
 		return nil, err
 	}
-	made.push(func(ctx context.Context) error { return sn.Remove(ctx, key) })
-	if err := setKey(leased, cont, key, nil); err != nil {
+	if err := prepareAt(leased, sn, rec.SnapshotKey, info, rec.ID); err != nil {
 		return nil, err
 	}
-	made.push(func(ctx context.Context) error { return setKey(ctx, cont, rec.SnapshotKey, nil) })
+	made.push(func(ctx context.Context) error { return sn.Remove(ctx, rec.SnapshotKey) })
 	snapshotted := time.Since(begin)
 	if err := c.startTask(leased, cont, rec, images, ""); err != nil {
 		return nil, err
 	}
 	// Else the restart monitor would stop a container that was stopped by hand.
-	if err := setKey(ctx, cont, key, restartLabels(rec.Labels)); err != nil {
+	if err := setLabels(ctx, cont, restartLabels(rec.Labels)); err != nil {
 		log.G(ctx).WithError(err).WithField("container", rec.ID).Warn("restart labels are not updated")
 	}
-	// The abandoned state goes last: a failure up to here leaves it in place.
-	if err := sn.Remove(ctx, rec.SnapshotKey); err != nil && !errdefs.IsNotFound(err) {
-		log.G(ctx).WithError(err).WithField("key", rec.SnapshotKey).Warn("snapshot of the abandoned state stays")
+	// The abandoned state goes last: a failure up to here brings it back.
+	if abandoned != "" {
+		if err := sn.Remove(ctx, abandoned); err != nil && !errdefs.IsNotFound(err) {
+			log.G(ctx).WithError(err).WithField("snapshot", abandoned).Warn("abandoned state stays")
+		}
 	}
 	total := time.Since(begin)
 	return &Result{
@@ -147,7 +148,30 @@ func (c *Client) startAt(ctx context.Context, rec containers.Container, n statef
 	}, nil
 }
 
-func newKey(id string) string { return id + "-" + randomHex(3) }
+// abandon frees the key of a stopped container's active snapshot: clients take
+// it for granted that it is the container's id, so the state at the node gets
+// the same. What was in it is committed, destroying nothing, and pushed on made
+// to be prepared again. It returns "" if there was nothing under the key.
+func abandon(ctx context.Context, sn snapshots.Snapshotter, rec containers.Container, at snapshots.Info, made *undoStack) (string, error) {
+	key, name := rec.SnapshotKey, rec.SnapshotKey+"-abandoned-"+randomHex(4)
+	err := sn.Commit(ctx, name, key, snapshots.WithLabels(map[string]string{
+		api.LabelGCContainer: rec.ID,
+		api.LabelHeadOf:      key,
+		api.LabelAbandoned:   at.Labels[api.LabelNode],
+		api.LabelCreated:     time.Now().UTC().Format(time.RFC3339Nano),
+	}))
+	if errdefs.IsNotFound(err) {
+		return "", nil
+	}
+	if err != nil {
+		return "", fmt.Errorf("set the abandoned state of %q aside: %w", rec.ID, err)
+	}
+	made.push(func(ctx context.Context) error {
+		_, err := sn.Prepare(ctx, key, name, snapshots.WithLabels(map[string]string{api.LabelGCContainer: rec.ID}))
+		return err
+	})
+	return name, nil
+}
 
 func randomHex(bytes int) string {
 	b := make([]byte, bytes)
@@ -155,16 +179,12 @@ func randomHex(bytes int) string {
 	return hex.EncodeToString(b)
 }
 
-func setKey(ctx context.Context, cont containerd.Container, key string, labels map[string]string) error {
-	err := cont.Update(ctx, func(_ context.Context, _ *containerd.Client, r *containers.Container) error {
-		r.SnapshotKey = key
-		for k, v := range labels {
-			r.Labels[k] = v
-		}
+func setLabels(ctx context.Context, cont containerd.Container, labels map[string]string) error {
+	if len(labels) == 0 {
 		return nil
-	})
-	if err != nil {
-		return fmt.Errorf("set snapshot %q of container %q: %w", key, cont.ID(), err)
+	}
+	if _, err := cont.SetLabels(ctx, labels); err != nil {
+		return fmt.Errorf("set labels of container %q: %w", cont.ID(), err)
 	}
 	return nil
 }

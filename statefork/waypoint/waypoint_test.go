@@ -370,7 +370,7 @@ func (d *daemon) dump(t *testing.T, task containerd.Task, id string) {
 func (d *daemon) count(t *testing.T, key string) int {
 	t.Helper()
 	ctx := scoped(t)
-	view := "view-" + newKey("x")
+	view := "view-" + randomHex(3)
 	mounts, err := d.sn.Mounts(ctx, key)
 	if errdefs.IsInvalidArgument(err) || errdefs.IsNotFound(err) || errdefs.IsFailedPrecondition(err) {
 		mounts, err = d.sn.View(ctx, view, key, keep())
