@@ -58,12 +58,11 @@ func needCRIU(t testing.TB) *Binary {
 	if os.Geteuid() != 0 {
 		missing(t, "root")
 	}
-	if os.Getenv(pathVariable) == "" {
-		if path := builtCRIU(); path != "" {
-			t.Setenv(pathVariable, path)
-		}
+	find := Find
+	if path := builtCRIU(); path != "" && os.Getenv(pathVariable) == "" {
+		find = func(ctx context.Context) (*Binary, error) { return inspect(ctx, path) }
 	}
-	b, err := Find(t.Context())
+	b, err := find(t.Context())
 	if err != nil {
 		missing(t, "criu: "+err.Error())
 	}
@@ -123,8 +122,8 @@ func startTree(t testing.TB, kind string, mib int, env ...string) *tree {
 	p.pid = cmd.Process.Pid
 	_ = cmd.Process.Release() // wait reaps it, as it does after a restore
 	t.Cleanup(p.kill)
-	if got := p.read(); got != "ready" {
-		t.Fatalf("tree is not ready: %q", got)
+	if got, err := p.read(); err != nil || got != "ready" {
+		t.Fatalf("tree is not ready: %q, %v", got, err)
 	}
 	return p
 }
@@ -142,20 +141,28 @@ func pipe(t testing.TB) (r, w *os.File) {
 // ask sends the tree a line and returns its answer.
 func (p *tree) ask(line string) string {
 	p.t.Helper()
-	if _, err := fmt.Fprintln(p.stdin, line); err != nil {
+	answer, err := p.query(line)
+	if err != nil {
 		p.t.Fatal(err)
+	}
+	return answer
+}
+
+// query is ask, for any goroutine.
+func (p *tree) query(line string) (string, error) {
+	if _, err := fmt.Fprintln(p.stdin, line); err != nil {
+		return "", err
 	}
 	return p.read()
 }
 
-func (p *tree) read() string {
-	p.t.Helper()
+func (p *tree) read() (string, error) {
 	_ = p.stdout.SetReadDeadline(time.Now().Add(20 * time.Second))
 	line, err := p.answers.ReadString('\n')
 	if err != nil {
-		p.t.Fatalf("tree does not answer: %v", err)
+		return "", fmt.Errorf("tree does not answer: %w", err)
 	}
-	return strings.TrimSuffix(line, "\n")
+	return strings.TrimSuffix(line, "\n"), nil
 }
 
 // wait reaps the root, which must be about to die.
@@ -187,7 +194,7 @@ func (p *tree) dump(b *Binary, o DumpOptions) error {
 	p.t.Helper()
 	w, err := b.Spawn(p.t.Context(), SpawnOptions{})
 	if err != nil {
-		p.t.Fatal(err)
+		return err
 	}
 	defer closeWorker(p.t, w)
 	o.Pid = p.pid
@@ -195,37 +202,31 @@ func (p *tree) dump(b *Binary, o DumpOptions) error {
 	return err
 }
 
-// spawnRestore starts a worker that can give the tree its pipes again.
-func (p *tree) spawnRestore(b *Binary) *Worker {
-	p.t.Helper()
-	w, err := b.Spawn(p.t.Context(), SpawnOptions{Files: p.inside[:]})
-	if err != nil {
-		p.t.Fatal(err)
-	}
-	return w
-}
-
-// inherit names the tree's pipes for a worker of spawnRestore.
-func (p *tree) inherit() []InheritFD {
-	p.t.Helper()
+// inherit names the tree's pipes for a worker that was given p.inside.
+func (p *tree) inherit() ([]InheritFD, error) {
 	var fds []InheritFD
 	for i, f := range p.inside {
 		var st unix.Stat_t
 		if err := unix.Fstat(int(f.Fd()), &st); err != nil {
-			p.t.Fatal(err)
+			return nil, err
 		}
 		fds = append(fds, InheritFD{Key: fmt.Sprintf("pipe:[%d]", st.Ino), FD: FirstFile + i})
 	}
-	return fds
+	return fds, nil
 }
 
 // restore restores the tree from images with a worker of its own.
-func (p *tree) restore(ctx context.Context, b *Binary, o RestoreOptions) (*Restored, error) {
+func (p *tree) restore(b *Binary, o RestoreOptions) (*Restored, error) {
 	p.t.Helper()
-	w := p.spawnRestore(b)
+	w, err := b.Spawn(p.t.Context(), SpawnOptions{Files: p.inside[:]})
+	if err != nil {
+		return nil, err
+	}
 	defer closeWorker(p.t, w)
-	o.InheritFDs = p.inherit()
-	r, err := w.Restore(ctx, o)
+	if o.InheritFDs, err = p.inherit(); err != nil {
+		return nil, err
+	}
+	r, err := w.Restore(p.t.Context(), o)
 	if err == nil {
 		p.pid = r.Pid
 	}

@@ -2,10 +2,14 @@ package criu
 
 import (
 	"context"
+	"errors"
+	"fmt"
 	"path/filepath"
 	"time"
 
 	"github.com/checkpoint-restore/go-criu/v7/rpc"
+	"github.com/containerd/errdefs"
+	"golang.org/x/sys/unix"
 	"google.golang.org/protobuf/proto"
 )
 
@@ -74,7 +78,7 @@ func (w *Worker) Dump(ctx context.Context, o DumpOptions) (*DumpStats, error) {
 		timeout: o.Timeout,
 	})
 	if err != nil {
-		return nil, err
+		return nil, explainGone(err, o.Pid)
 	}
 	return readDumpStats(ctx, dirs.work.Name()), nil
 }
@@ -99,4 +103,14 @@ func (o *DumpOptions) fill(opts *rpc.CriuOpts) {
 	if o.FreezeCgroup != "" {
 		opts.FreezeCgroup = proto.String(o.FreezeCgroup)
 	}
+}
+
+// explainGone makes err say that the root is gone, if that is why CRIU failed.
+func explainGone(err error, pid int) error {
+	var e *Error
+	if errors.As(err, &e) && errdefs.IsInternal(e) && errors.Is(unix.Kill(pid, 0), unix.ESRCH) {
+		e.Summary = fmt.Sprintf("process %d is gone: %s", pid, e.Summary)
+		e.Err = errdefs.ErrNotFound
+	}
+	return err
 }

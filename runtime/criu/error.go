@@ -100,10 +100,7 @@ func newError(c *call, errno int32, message string) error {
 		message = ""
 	}
 	e.Summary = orElse(orElse(e.Summary, cut(message)), "failed for an unknown reason")
-	switch unix.Errno(errno) {
-	case unix.ESRCH:
-		e.Err = errdefs.ErrNotFound
-	case unix.EEXIST:
+	if unix.Errno(errno) == unix.EEXIST {
 		e.Err = errdefs.ErrAlreadyExists
 	}
 	return e

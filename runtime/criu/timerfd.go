@@ -2,10 +2,8 @@ package criu
 
 import (
 	"fmt"
-	"os"
 	"path/filepath"
 
-	"github.com/checkpoint-restore/go-criu/v7/crit"
 	"github.com/checkpoint-restore/go-criu/v7/crit/images/fdinfo"
 	"github.com/checkpoint-restore/go-criu/v7/crit/images/timerfd"
 	"google.golang.org/protobuf/proto"
@@ -47,36 +45,4 @@ func rearm(t *timerfd.TimerfdEntry) bool {
 	}
 	t.Vsec, t.Vnsec = proto.Uint64(t.GetIsec()), proto.Uint64(t.GetInsec())
 	return true
-}
-
-// decode reads an image whose entries are of one type.
-func decode(path string, entry proto.Message) (*crit.CriuImage, error) {
-	f, err := os.Open(path)
-	if err != nil {
-		return nil, err
-	}
-	defer f.Close()
-	img, err := crit.New(f, nil, "", false, false).Decode(entry)
-	if err != nil {
-		return nil, fmt.Errorf("decode image %q: %w", path, err)
-	}
-	return img, nil
-}
-
-// encode replaces an image. The old one stays until the new one is whole.
-func encode(path string, img *crit.CriuImage) (retErr error) {
-	f, err := os.CreateTemp(filepath.Dir(path), filepath.Base(path)+".*")
-	if err != nil {
-		return err
-	}
-	defer func() {
-		if retErr != nil {
-			os.Remove(f.Name())
-		}
-	}()
-	defer f.Close()
-	if err := crit.New(nil, f, "", false, false).Encode(img); err != nil {
-		return fmt.Errorf("encode image %q: %w", path, err)
-	}
-	return os.Rename(f.Name(), path)
 }

@@ -89,7 +89,7 @@ static unsigned long long expirations(int fd)
 
 	if (read(fd, &n, sizeof n) != sizeof n)
 		die("read");
-	if (poll(&p, 1, 3000) != 1)
+	if (poll(&p, 1, 10000) != 1)
 		return 0;
 	if (read(fd, &n, sizeof n) != sizeof n)
 		die("read");
@@ -152,7 +152,7 @@ static int prepare(const char *kind)
 	else if (!strcmp(kind, "timer"))
 		fd = timer();
 	else if (!strcmp(kind, "terminal"))
-		fd = open(getenv("TERMINAL"), O_RDWR | O_NOCTTY);
+		fd = open(getenv("TERMINAL"), O_RDWR); // and becomes the controlling one
 	else if (!strcmp(kind, "ghost"))
 		fd = ghost();
 	else if (!strcmp(kind, "socket"))
