@@ -18,7 +18,9 @@
 package layer
 
 import (
+	"errors"
 	"fmt"
+	"io"
 	"os"
 	"path/filepath"
 	"strings"
@@ -36,6 +38,10 @@ const (
 )
 
 const imagesDir = "criu"
+
+// DescriptionFile is the file that is written last into a directory of process
+// images: without it they are not whole.
+const DescriptionFile = "statefork.json"
 
 // Writable is the writable part of an active snapshot's overlay mount.
 type Writable struct {
@@ -68,6 +74,28 @@ func FromMounts(mounts []mount.Mount) (Writable, error) {
 // Images returns the directory of the process images that belong to w.
 func (w Writable) Images() string {
 	return filepath.Join(filepath.Dir(w.Workdir), imagesDir)
+}
+
+// Interrupted says whether w holds whole process images. Those of a finished
+// checkpoint belong to the sealed layer; in a writable one they are left of a
+// checkpoint that died between its dump and its commit.
+func (w Writable) Interrupted() bool {
+	_, err := os.Stat(filepath.Join(w.Images(), DescriptionFile))
+	return err == nil
+}
+
+// Empty says whether nothing was written into w.
+func (w Writable) Empty() (bool, error) {
+	d, err := os.Open(w.Upperdir)
+	if err != nil {
+		return false, fmt.Errorf("read upper directory: %w", err)
+	}
+	defer d.Close()
+	_, err = d.Readdirnames(1)
+	if errors.Is(err, io.EOF) {
+		return true, nil
+	}
+	return false, err
 }
 
 // KeepsLineage says whether the snapshotter that owns w honours the lineage

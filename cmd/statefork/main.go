@@ -87,7 +87,7 @@ func newCommand(stdout, stderr io.Writer) *cli.Command {
 		},
 		Commands: []*cli.Command{
 			checkpointCommand(), restoreCommand(), forkCommand(), treeCommand(),
-			lsCommand(), inspectCommand(), rmCommand(), doctorCommand(),
+			lsCommand(), inspectCommand(), recoverCommand(), rmCommand(), doctorCommand(),
 		},
 		Action: func(_ context.Context, cmd *cli.Command) error {
 			if name := cmd.Args().First(); name != "" {

@@ -8,6 +8,8 @@ import (
 	"path/filepath"
 
 	"github.com/containerd/errdefs"
+
+	"github.com/statefork/statefork/layer"
 )
 
 // ImageVersion is the version of the process images' description that this
@@ -15,7 +17,7 @@ import (
 const ImageVersion = 1
 
 // descriptionFile is written last, by rename: images without it are not whole.
-const descriptionFile = "statefork.json"
+const descriptionFile = layer.DescriptionFile
 
 // Description tells what process images hold beside CRIU's own files, and what
 // of the container they only refer to. It lies with them as statefork.json.
