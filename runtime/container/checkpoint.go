@@ -116,49 +116,55 @@ func (c *Container) Checkpoint(ctx context.Context, opts CheckpointOptions) (_ T
 // sealAndSwitch replaces the dead container's root by the sealed one's
 // successor. On an error the old root is there again, as far as possible.
 func (c *Container) sealAndSwitch(ctx context.Context, d *dumping, opts CheckpointOptions) error {
-	old, err := c.takeRoot()
+	gone, err := c.takeRoot()
 	if err != nil {
 		return err
 	}
 	mounts, err := c.saveAndSeal(ctx, d, opts)
 	if err != nil {
-		return errors.Join(err, c.putRoot(old))
+		// Mounting an overlay again while it is still about is undefined.
+		<-gone
+		return errors.Join(err, rootfs.Mount(c.rootMounts, c.rootfs))
 	}
-	c.discardRoot(old)
 	c.rootMounts = mounts
+	awaitEnd(gone)
 	// If this fails, the node is whole, and its layer must not be written any
 	// more: there is no way back to the old root.
 	return rootfs.Mount(mounts, c.rootfs)
 }
 
-// takeRoot unmounts the root of the dead container but keeps its file system
-// alive: mounting an overlay a second time while the first is still about is
-// undefined.
-func (c *Container) takeRoot() (*os.File, error) {
+// takeRoot unmounts the root of the dead container. The end of an overlay
+// writes back all of the file system below it, whoever dirtied it: that goes on
+// in the background, and gone is closed when it is done.
+func (c *Container) takeRoot() (gone <-chan struct{}, _ error) {
 	old, _, err := openTree(unix.AT_FDCWD, c.rootfs, unix.OPEN_TREE_CLONE)
 	if err != nil {
 		return nil, fmt.Errorf("hold root: %w", err)
 	}
-	if err := rootfs.Unmount(c.rootfs); err != nil {
-		return nil, errors.Join(fmt.Errorf("unmount root: %w", err), old.Close())
+	err = rootfs.Unmount(c.rootfs)
+	done := make(chan struct{})
+	c.waiters.Go(func() {
+		defer close(done)
+		old.Close() //nolint:errcheck // nothing was written through it
+	})
+	if err != nil {
+		return nil, fmt.Errorf("unmount root: %w", err)
 	}
-	return old, nil
+	return done, nil
 }
 
-// putRoot mounts again what takeRoot took.
-func (c *Container) putRoot(old *os.File) error {
-	defer old.Close()
-	if err := unix.MoveMount(int(old.Fd()), "", unix.AT_FDCWD, c.rootfs, unix.MOVE_MOUNT_F_EMPTY_PATH); err != nil {
-		return fmt.Errorf("mount the old root again: %w", os.NewSyscallError("move_mount", err))
-	}
-	return nil
-}
+// endPatience is how long a switch waits for the end of the old root. The
+// kernel warns when a sealed layer is mounted before that, though no harm can
+// come of it: nobody is left to write through the old root.
+const endPatience = 10 * time.Millisecond
 
-// discardRoot lets go of what takeRoot took. The end of an overlay writes back
-// all of the file system below it, whoever dirtied it: that is left to the
-// background.
-func (c *Container) discardRoot(old *os.File) {
-	c.waiters.Go(func() { old.Close() })
+func awaitEnd(gone <-chan struct{}) {
+	timer := time.NewTimer(endPatience)
+	defer timer.Stop()
+	select {
+	case <-gone:
+	case <-timer.C:
+	}
 }
 
 func (c *Container) saveAndSeal(ctx context.Context, d *dumping, opts CheckpointOptions) ([]mount.Mount, error) {

@@ -92,16 +92,16 @@ func (c *Container) Restore(ctx context.Context, opts RestoreOptions) (_ *Restor
 
 // switchRoot puts the node's root in the place of the dead container's.
 func (c *Container) switchRoot(ctx context.Context, opts RestoreOptions) error {
-	old, err := c.takeRoot()
+	gone, err := c.takeRoot()
 	if err != nil {
 		return err
 	}
-	c.discardRoot(old)
 	mounts, err := opts.Switch(ctx)
 	if err != nil {
 		return fmt.Errorf("switch root: %w", err)
 	}
 	c.rootMounts = mounts
+	awaitEnd(gone)
 	return rootfs.Mount(mounts, c.rootfs)
 }
 
