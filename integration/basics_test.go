@@ -28,29 +28,29 @@ func TestNerdctl(t *testing.T) {
 			t.Parallel()
 			e := setup(t, common(t))
 			e.snapshotter = sn
-			e.runKeeper("c", "--memory", "64m")
-			e.equal("exec", e.nerdctl("exec", "c", "sh", "-c", "echo $0 $HOSTNAME; id -u"), "sh "+e.nerdctl("exec", "c", "hostname")+"\n0")
-			out, err := e.ns.Nerdctl(e.ctx, "exec", "c", "sh", "-c", "exit 42")
+			e.runKeeper("box", "--memory", "64m")
+			e.equal("exec", e.nerdctl("exec", "box", "sh", "-c", "echo $0 $HOSTNAME; id -u"), "sh "+e.nerdctl("exec", "box", "hostname")+"\n0")
+			out, err := e.ns.Nerdctl(e.ctx, "exec", "box", "sh", "-c", "exit 42")
 			if err == nil || !strings.Contains(out.Stderr, "42") {
 				t.Errorf("exec that exits with 42: %v, %q", err, out.Stderr)
 			}
-			e.nerdctl("pause", "c")
-			e.equal("status", e.nerdctl("inspect", "-f", "{{.State.Status}}", "c"), "paused")
-			e.nerdctl("unpause", "c")
-			e.equal("number", e.ask("c", "add 1"), "1")
-			if stats := e.nerdctl("stats", "--no-stream", "--format", "{{.MemUsage}}", "c"); !strings.Contains(stats, "64MiB") {
+			e.nerdctl("pause", "box")
+			e.equal("status", e.nerdctl("inspect", "-f", "{{.State.Status}}", "box"), "paused")
+			e.nerdctl("unpause", "box")
+			e.equal("number", e.ask("box", "add 1"), "1")
+			if stats := e.nerdctl("stats", "--no-stream", "--format", "{{.MemUsage}}", "box"); !strings.Contains(stats, "64MiB") {
 				t.Errorf("stats show %q, want the limit of 64MiB", stats)
 			}
-			if top := e.nerdctl("top", "c"); !strings.Contains(top, "mkfifo") {
+			if top := e.nerdctl("top", "box"); !strings.Contains(top, "mkfifo") {
 				t.Errorf("top does not show the init process: %q", top)
 			}
-			e.nerdctl("stop", "c")
-			e.equal("exit code", e.nerdctl("wait", "c"), fmt.Sprint(keeperCode))
-			e.nerdctl("start", "c")
-			e.waitLog("c", "ready\nready")
-			e.nerdctl("kill", "c")
-			e.equal("exit code of a killed container", e.nerdctl("wait", "c"), "137")
-			e.nerdctl("rm", "c")
+			e.nerdctl("stop", "box")
+			e.equal("exit code", e.nerdctl("wait", "box"), fmt.Sprint(keeperCode))
+			e.nerdctl("start", "box")
+			e.waitLog("box", "ready\nready")
+			e.nerdctl("kill", "box")
+			e.equal("exit code of a killed container", e.nerdctl("wait", "box"), "137")
+			e.nerdctl("rm", "box")
 		})
 	}
 }

@@ -3,10 +3,12 @@ package integration_test
 import (
 	"context"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"regexp"
 	"strings"
 	"sync/atomic"
+	"syscall"
 	"testing"
 	"time"
 
@@ -258,4 +260,14 @@ func (e *env) eventually(f func() error) {
 	if err != nil {
 		e.Fatal(err)
 	}
+}
+
+// noShim fails while a container has a shim. When it is gone, it has published
+// all of its events.
+func (e *env) noShim(id string) error {
+	pid, err := e.ns.ShimOf(id)
+	if errors.Is(err, syscall.ESRCH) {
+		return nil
+	}
+	return errors.Join(err, fmt.Errorf("shim %d of container %s is there", pid, id))
 }

@@ -36,7 +36,7 @@ func (tb *Testbed) Exec(ctx context.Context, name string, args ...string) (Outpu
 		if ctx.Err() != nil {
 			err = errors.Join(err, ctx.Err())
 		}
-		err = fmt.Errorf("%s %s: %w\n%s%s", filepath.Base(name), strings.Join(args, " "), err, out.Stdout, out.Stderr)
+		err = fmt.Errorf("%s: %w\n%s%s", typed(name, args), err, out.Stdout, out.Stderr)
 	}
 	return out, err
 }
@@ -82,4 +82,16 @@ func (n *Namespace) Ctr(ctx context.Context, args ...string) (Output, error) {
 // Statefork runs our tool in the namespace.
 func (n *Namespace) Statefork(ctx context.Context, args ...string) (Output, error) {
 	return n.Exec(ctx, "statefork", append([]string{"--address", n.Address(), "--namespace", n.NS, "--state", n.State()}, args...)...)
+}
+
+// typed is a command as one would type it, with scripts cut short.
+func typed(name string, args []string) string {
+	words := []string{filepath.Base(name)}
+	for _, a := range args {
+		if first, _, many := strings.Cut(a, "\n"); many {
+			a = first + "…"
+		}
+		words = append(words, a)
+	}
+	return strings.Join(words, " ")
 }

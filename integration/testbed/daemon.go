@@ -1,13 +1,14 @@
 package testbed
 
 import (
-	"bytes"
 	"context"
 	"errors"
 	"fmt"
 	"net"
 	"os"
 	"os/exec"
+	"slices"
+	"strings"
 	"syscall"
 	"time"
 )
@@ -15,7 +16,7 @@ import (
 const (
 	stopTimeout = 20 * time.Second
 	pollEvery   = 20 * time.Millisecond
-	tailBytes   = 8 << 10
+	tailLines   = 60
 )
 
 // Daemon is a program that serves until it is stopped. Its output goes to the
@@ -122,19 +123,18 @@ func (d *Daemon) Restart(ctx context.Context) error {
 	return d.Start(ctx)
 }
 
-// Tail is the end of the daemon's log.
+// Tail is the end of the daemon's log, without the lists of plugins.
 func (d *Daemon) Tail() string {
 	b, err := os.ReadFile(d.Log)
 	if err != nil {
 		return err.Error()
 	}
-	if len(b) > tailBytes {
-		b = b[len(b)-tailBytes:]
-		if i := bytes.IndexByte(b, '\n'); i >= 0 {
-			b = b[i+1:]
-		}
+	lines := slices.Collect(strings.Lines(string(b)))
+	lines = slices.DeleteFunc(lines, func(l string) bool { return strings.Contains(l, "loading plugin") })
+	if n := len(lines); n > tailLines {
+		lines = lines[n-tailLines:]
 	}
-	return fmt.Sprintf("--- end of the log of %s\n%s", d.Name, b)
+	return fmt.Sprintf("--- end of the log of %s\n%s", d.Name, strings.Join(lines, ""))
 }
 
 func dialSocket(ctx context.Context, path string) error {
