@@ -211,7 +211,17 @@ func headOf(ctx context.Context, sn snapshots.Snapshotter, rec containers.Contai
 	if err != nil {
 		return "", fmt.Errorf("stat snapshot %q: %w", rec.SnapshotKey, err)
 	}
-	return info.Labels[api.LabelFrom], nil
+	head := info.Labels[api.LabelFrom]
+	if head == "" {
+		return "", nil
+	}
+	// After a restore that failed it goes on from the state that was set aside
+	// for it, which stands between the two.
+	aside, err := walk(ctx, sn, fmt.Sprintf("labels.%q==%q,labels.%q", api.LabelNode, head, api.LabelAbandoned))
+	if err != nil || len(aside) == 0 {
+		return head, err
+	}
+	return aside[0].Labels[api.LabelParent], nil
 }
 
 // forksOf are the containers whose record says that they come from id.
@@ -257,17 +267,34 @@ func (c *Client) survey(ctx context.Context, recs []containers.Container) (surve
 		}
 		done[r.Snapshotter] = true
 		infos, err := walk(ctx, c.ctrd.SnapshotService(r.Snapshotter),
-			fmt.Sprintf("labels.%q", api.LabelContainer), fmt.Sprintf("kind==active,labels.%q", api.LabelFrom))
+			fmt.Sprintf("labels.%q", api.LabelContainer), fmt.Sprintf("labels.%q", api.LabelAbandoned),
+			fmt.Sprintf("kind==active,labels.%q", api.LabelFrom))
 		if err != nil {
 			return s, fmt.Errorf("survey snapshotter %q: %w", r.Snapshotter, err)
 		}
-		for _, info := range infos {
-			if n := api.NodeFromSnapshot(info); n != nil {
-				s.nodes[n.ContainerId]++
-			} else if info.Kind == snapshots.KindActive {
-				s.heads[snapshotRef{r.Snapshotter, info.Name}] = info.Labels[api.LabelFrom]
-			}
-		}
+		s.add(r.Snapshotter, infos)
 	}
 	return s, nil
+}
+
+// add counts the nodes and finds the heads in one snapshotter; see headOf.
+func (s *survey) add(snapshotter string, infos []snapshots.Info) {
+	aside := map[string]string{}
+	for _, info := range infos {
+		if _, ok := info.Labels[api.LabelAbandoned]; ok {
+			aside[info.Labels[api.LabelNode]] = info.Labels[api.LabelParent]
+		} else if n := api.NodeFromSnapshot(info); n != nil {
+			s.nodes[n.ContainerId]++
+		}
+	}
+	for _, info := range infos {
+		if info.Kind != snapshots.KindActive {
+			continue
+		}
+		head := info.Labels[api.LabelFrom]
+		if before, ok := aside[head]; ok && head != "" {
+			head = before
+		}
+		s.heads[snapshotRef{snapshotter, info.Name}] = head
+	}
 }

@@ -6,6 +6,7 @@ import (
 	"encoding/hex"
 	"errors"
 	"fmt"
+	"maps"
 	"net/url"
 	"os"
 	"path/filepath"
@@ -153,21 +154,40 @@ func (c *Client) startAt(ctx context.Context, rec containers.Container, n statef
 // the same. What was in it is committed, destroying nothing, and pushed on made
 // to be prepared again. It returns "" if there was nothing under the key.
 func abandon(ctx context.Context, sn snapshots.Snapshotter, rec containers.Container, at snapshots.Info, made *undoStack) (string, error) {
-	key, name := rec.SnapshotKey, rec.SnapshotKey+"-abandoned-"+randomHex(4)
-	err := sn.Commit(ctx, name, key, snapshots.WithLabels(map[string]string{
-		api.LabelGCContainer: rec.ID,
-		api.LabelHeadOf:      key,
-		api.LabelAbandoned:   at.Labels[api.LabelNode],
-		api.LabelCreated:     time.Now().UTC().Format(time.RFC3339Nano),
-	}))
+	key := rec.SnapshotKey
+	was, err := sn.Stat(ctx, key)
 	if errdefs.IsNotFound(err) {
 		return "", nil
 	}
 	if err != nil {
+		return "", fmt.Errorf("stat snapshot %q: %w", key, err)
+	}
+	head, err := headOf(ctx, sn, rec)
+	if err != nil {
+		return "", err
+	}
+	// It gets an id as a node has one, so that it can be gone on from under the
+	// same visible parent; without a container's label it is no node.
+	id := randomHex(6)
+	name := key + "-abandoned-" + id
+	err = sn.Commit(ctx, name, key, snapshots.WithLabels(map[string]string{
+		api.LabelGCContainer: rec.ID,
+		api.LabelHeadOf:      key,
+		api.LabelAbandoned:   at.Labels[api.LabelNode],
+		api.LabelCreated:     time.Now().UTC().Format(time.RFC3339Nano),
+		api.LabelNode:        id,
+		api.LabelParent:      head,
+	}))
+	if err != nil {
 		return "", fmt.Errorf("set the abandoned state of %q aside: %w", rec.ID, err)
 	}
 	made.push(func(ctx context.Context) error {
-		_, err := sn.Prepare(ctx, key, name, snapshots.WithLabels(map[string]string{api.LabelGCContainer: rec.ID}))
+		parent, labels := name, maps.Clone(was.Labels)
+		if layer.LineageKept(at.Labels[api.LabelImages]) {
+			parent = was.Parent
+			labels[api.LabelFrom] = id
+		}
+		_, err := sn.Prepare(ctx, key, parent, snapshots.WithLabels(labels))
 		return err
 	})
 	return name, nil

@@ -169,10 +169,16 @@ func TestRemoveFlat(t *testing.T) {
 	}
 }
 
-// TestForkFailure starts forks from images that criu cannot restore: nothing of
-// them may be left.
+// TestForkFailure starts forks, and the container itself, from images that criu
+// cannot restore: nothing of the forks may be left, and the container must stand
+// where it stood.
 func TestForkFailure(t *testing.T) {
-	d := startDaemon(t)
+	for _, name := range []string{"overlayfs", "statefork"} {
+		t.Run(name, func(t *testing.T) { testForkFailure(t, startDaemonOn(t, name)) })
+	}
+}
+
+func testForkFailure(t *testing.T, d *daemon) {
 	ctx := t.Context()
 	d.base(t)
 	d.create(t, "job1", "true", nil)
@@ -193,11 +199,33 @@ func TestForkFailure(t *testing.T) {
 	if after := d.inventory(t); after != before {
 		t.Errorf("left behind:\n%s\nwant\n%s", after, before)
 	}
-	if _, err := d.Restore(ctx, "job1", "first"); err == nil {
-		t.Error("Restore started a task from no images")
+	d.restoreFails(t)
+}
+
+// restoreFails fails twice to start job1 at its node.
+func (d *daemon) restoreFails(t *testing.T) {
+	t.Helper()
+	ctx := scoped(t)
+	was, err := d.sn.Stat(ctx, "job1")
+	if err != nil {
+		t.Fatal(err)
 	}
-	if after := d.inventory(t); after != before {
-		t.Errorf("left behind by restore:\n%s\nwant\n%s", after, before)
+	for range 2 {
+		if _, err := d.Restore(ctx, "job1", "first"); err == nil {
+			t.Error("Restore started a task from no images")
+		}
+		info, err := d.sn.Stat(ctx, "job1")
+		if err != nil || info.Kind != was.Kind || (d.name == "statefork" && info.Parent != was.Parent) {
+			t.Errorf("the active snapshot is %+v, %v; was %+v", info, err, was)
+		}
+		tree, err := d.Tree(ctx, "job1")
+		if err != nil || tree.Container.Head != nodeA || tree.Container.Nodes != 1 || tree.Container.Status != "none" {
+			t.Errorf("Tree = %+v, %v", tree, err)
+		}
+		list, err := d.List(ctx)
+		if err != nil || len(list) != 1 || list[0].Head != nodeA || list[0].Nodes != 1 {
+			t.Errorf("List = %+v, %v", list, err)
+		}
 	}
 }
 
@@ -231,11 +259,12 @@ func testForkAndStart(t *testing.T, d *daemon) {
 		t.Fatalf("Restore = %+v, %v", started, err)
 	}
 	rec, err := d.ctrd.ContainerService().Get(ctx, "job1")
-	if err != nil || rec.SnapshotKey == "job1" || rec.Labels["containerd.io/restart.explicitly-stopped"] != "false" {
+	if err != nil || rec.SnapshotKey != "job1" || rec.Labels["containerd.io/restart.explicitly-stopped"] != "false" {
 		t.Errorf("record is %+v, %v", rec, err)
 	}
-	if _, err := d.sn.Stat(ctx, "job1"); !errdefs.IsNotFound(err) {
-		t.Errorf("the abandoned snapshot: %v", err)
+	aside, err := walk(ctx, d.sn, fmt.Sprintf("labels.%q", api.LabelAbandoned))
+	if err != nil || len(aside) != 0 {
+		t.Errorf("the abandoned state stays: %v, %v", aside, err)
 	}
 	_, err = d.Checkpoint(ctx, "job1", "", nil)
 	wantError(t, "Checkpoint under another runtime", err, errdefs.IsFailedPrecondition, true)
