@@ -51,7 +51,7 @@ func benchmarkCheckpoint(b *testing.B, depth, files int) {
 		}
 		b.StartTimer()
 		fail(s.Commit(ctx, "node", "head", asNode(nodeID(n))))
-		m, err = s.Prepare(ctx, "head", "image", from(nodeID(n)))
+		_, err = s.Prepare(ctx, "head", "image", from(nodeID(n)))
 		fail(err)
 		// and back, so that the depth stays
 		fail(s.Remove(ctx, "head"))

@@ -1,4 +1,4 @@
-package snapshotter_test
+package snapshotter
 
 import (
 	"context"
@@ -12,18 +12,15 @@ import (
 	"github.com/containerd/containerd/v2/core/snapshots"
 	"github.com/containerd/containerd/v2/core/snapshots/proxy"
 	"github.com/containerd/containerd/v2/core/snapshots/testsuite"
-	"github.com/containerd/containerd/v2/pkg/testutil"
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/credentials/insecure"
-
-	"github.com/statefork/statefork/snapshotter"
 )
 
 // TestConformance runs containerd's suite for snapshotters in process.
 func TestConformance(t *testing.T) {
-	testutil.RequiresRoot(t)
+	needRoot(t)
 	testsuite.SnapshotterSuite(t, "statefork", func(ctx context.Context, root string) (snapshots.Snapshotter, func() error, error) {
-		s, err := snapshotter.New(ctx, snapshotter.Config{Root: root})
+		s, err := New(ctx, Config{Root: root})
 		if err != nil {
 			return nil, nil, err
 		}
@@ -34,9 +31,9 @@ func TestConformance(t *testing.T) {
 // TestProxyConformance runs it as containerd sees the daemon: through the gRPC
 // service on a socket.
 func TestProxyConformance(t *testing.T) {
-	testutil.RequiresRoot(t)
+	needRoot(t)
 	testsuite.SnapshotterSuite(t, "statefork", func(ctx context.Context, root string) (snapshots.Snapshotter, func() error, error) {
-		s, err := snapshotter.New(ctx, snapshotter.Config{Root: root})
+		s, err := New(ctx, Config{Root: root})
 		if err != nil {
 			return nil, nil, err
 		}

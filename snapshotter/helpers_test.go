@@ -2,6 +2,7 @@ package snapshotter
 
 import (
 	"context"
+	"flag"
 	"fmt"
 	"io/fs"
 	"os"
@@ -13,9 +14,20 @@ import (
 
 	"github.com/containerd/containerd/v2/core/mount"
 	"github.com/containerd/containerd/v2/core/snapshots"
+	"github.com/containerd/containerd/v2/pkg/testutil"
 
 	"github.com/statefork/statefork/layer"
 )
+
+// needRoot skips a test that mounts, unless the test binary is told by
+// -test.root that it may.
+func needRoot(t *testing.T) {
+	t.Helper()
+	if f := flag.Lookup("test.root"); f.Value.String() != "true" {
+		t.Skip("needs root, and -test.root")
+	}
+	testutil.RequiresRoot(t)
+}
 
 // open opens a snapshotter and closes it with the test.
 func open(t *testing.T, root string) *Snapshotter {

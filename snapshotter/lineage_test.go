@@ -2,6 +2,8 @@ package snapshotter
 
 import (
 	"context"
+	"errors"
+	"fmt"
 	"maps"
 	"path/filepath"
 	"slices"
@@ -10,6 +12,7 @@ import (
 
 	"github.com/containerd/containerd/v2/core/snapshots"
 	"github.com/containerd/errdefs"
+	"golang.org/x/sync/errgroup"
 
 	"github.com/statefork/statefork/layer"
 )
@@ -179,6 +182,47 @@ func TestReleaseStopsAtSharedLayers(t *testing.T) {
 		t.Errorf("layers are %q, want %q", got, want)
 	}
 	remove(t, s, "fork")
+	if got, want := names(t, s, "l"), []string{"1"}; !slices.Equal(got, want) {
+		t.Errorf("layers are %q, want %q", got, want)
+	}
+}
+
+// Many forks come and go at the same time.
+func TestParallelForks(t *testing.T) {
+	s := open(t, t.TempDir())
+	chain(t, s, 2)
+	var forks errgroup.Group
+	for i := range 8 {
+		forks.Go(func() error {
+			ctx, key := t.Context(), fmt.Sprint("fork ", i)
+			for round := range 5 {
+				id := nodeID(100*(i+1) + round)
+				if _, err := s.Prepare(ctx, key, "image", from(nodeID(1+i%2))); err != nil {
+					return err
+				}
+				if err := s.Commit(ctx, id, key, asNode(id)); err != nil {
+					return err
+				}
+				if _, err := s.View(ctx, key, "image", from(id)); err != nil {
+					return err
+				}
+				if err := errors.Join(s.Remove(ctx, id), s.Remove(ctx, key), s.Cleanup(ctx)); err != nil {
+					return err
+				}
+			}
+			return nil
+		})
+	}
+	if err := forks.Wait(); err != nil {
+		t.Fatal(err)
+	}
+	if got, want := names(t, s, "l"), []string{"1", "2", "3", "4"}; !slices.Equal(got, want) {
+		t.Errorf("layers are %q, want %q", got, want)
+	}
+	for n := range 2 { // nothing holds them any more
+		remove(t, s, "node-"+nodeID(n+1))
+	}
+	remove(t, s, "head")
 	if got, want := names(t, s, "l"), []string{"1"}; !slices.Equal(got, want) {
 		t.Errorf("layers are %q, want %q", got, want)
 	}

@@ -16,7 +16,6 @@ import (
 
 	"github.com/containerd/containerd/v2/core/mount"
 	"github.com/containerd/containerd/v2/core/snapshots"
-	"github.com/containerd/containerd/v2/pkg/testutil"
 	"github.com/containerd/continuity/sysx"
 )
 
@@ -183,7 +182,7 @@ func threeNodes(t *testing.T, s *Snapshotter) {
 }
 
 func TestNodesShowTheirFiles(t *testing.T) {
-	testutil.RequiresRoot(t)
+	needRoot(t)
 	s := open(t, t.TempDir())
 	threeNodes(t, s)
 	for i, step := range steps {
@@ -200,22 +199,22 @@ func TestNodesShowTheirFiles(t *testing.T) {
 // A diff of a container against its visible parent, such as an image is made
 // of, must see what is in sealed layers.
 func TestDiffSeesSealedLayers(t *testing.T) {
-	testutil.RequiresRoot(t)
+	needRoot(t)
 	s := open(t, t.TempDir())
 	threeNodes(t, s)
-	m, err := s.Mounts(t.Context(), "head")
-	must(t, err)
-	err = mount.WithReadonlyTempMount(t.Context(), m, func(dir string) error {
-		equal(t, "readonly mount of the active snapshot", content(t, dir), steps[2].want)
-		return nil
-	})
-	must(t, err)
+	for i, step := range steps {
+		m := prepare(t, s, fmt.Sprint("fork ", i), "image", from(nodeID(i+1)))
+		must(t, mount.WithReadonlyTempMount(t.Context(), m, func(dir string) error {
+			equal(t, "readonly mount at node "+nodeID(i+1), content(t, dir), step.want)
+			return nil
+		}))
+	}
 }
 
 // Nodes in the middle go, as by a garbage collection, with live snapshots on
 // both sides.
 func TestRemovedNodesStayBelow(t *testing.T) {
-	testutil.RequiresRoot(t)
+	needRoot(t)
 	s := open(t, t.TempDir())
 	threeNodes(t, s)
 	prepare(t, s, "early", "image", from(nodeID(1)))
@@ -235,7 +234,7 @@ func TestRemovedNodesStayBelow(t *testing.T) {
 // Siblings that run at the same time write into none of the layers that they
 // share.
 func TestSealedLayersStay(t *testing.T) {
-	testutil.RequiresRoot(t)
+	needRoot(t)
 	s := open(t, t.TempDir())
 	threeNodes(t, s)
 	sums := func() map[string]string {
@@ -269,7 +268,7 @@ func TestSealedLayersStay(t *testing.T) {
 // The root of what is mounted looks the same after a layer was sealed, also
 // through layers that nothing was written to.
 func TestRootKeepsItsAttributes(t *testing.T) {
-	testutil.RequiresRoot(t)
+	needRoot(t)
 	s := open(t, t.TempDir())
 	base(t, s, "image", "")
 	stamp := time.Unix(1234567890, 123456789)
@@ -305,7 +304,7 @@ func TestRootKeepsItsAttributes(t *testing.T) {
 
 // TestDeepChains goes as deep as the kernel allows.
 func TestDeepChains(t *testing.T) {
-	testutil.RequiresRoot(t)
+	needRoot(t)
 	s := open(t, t.TempDir())
 	base(t, s, "image", "")
 	m := prepare(t, s, "head", "image")
@@ -355,7 +354,7 @@ func checkMountinfo(t *testing.T, dir string) {
 // A mounted snapshot may be removed, as happens to the old root of a container
 // that went back to a node; the others do not notice.
 func TestRemoveMounted(t *testing.T) {
-	testutil.RequiresRoot(t)
+	needRoot(t)
 	s := open(t, t.TempDir())
 	threeNodes(t, s)
 	m, err := s.Mounts(t.Context(), "head")
