@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"os"
+	"path/filepath"
 	"slices"
 	"time"
 
@@ -120,7 +121,7 @@ func (c *Container) sealAndSwitch(ctx context.Context, d *dumping, opts Checkpoi
 	if err != nil {
 		return err
 	}
-	mounts, err := c.saveAndSeal(ctx, d, opts)
+	mounts, err := c.seal(ctx, d, opts)
 	if err != nil {
 		// Mounting an overlay again while it is still about is undefined.
 		<-gone
@@ -167,13 +168,7 @@ func awaitEnd(gone <-chan struct{}) {
 	}
 }
 
-func (c *Container) saveAndSeal(ctx context.Context, d *dumping, opts CheckpointOptions) ([]mount.Mount, error) {
-	if err := saveTmpfs(ctx, opts.Images, d.desc.Mounts, d.live); err != nil {
-		return nil, err
-	}
-	if err := d.desc.write(opts.Images); err != nil {
-		return nil, err
-	}
+func (c *Container) seal(ctx context.Context, d *dumping, opts CheckpointOptions) ([]mount.Mount, error) {
 	size, err := imagesSize(opts.Images)
 	if err != nil {
 		return nil, err
@@ -192,7 +187,7 @@ func (c *Container) phase(ctx context.Context, tell func(string) error, phase st
 // DumpTo writes the container's processes and tmpfs contents into the
 // directory images and lets the container run on, or ends it if exit is set.
 // It takes the operation lock.
-func (c *Container) DumpTo(ctx context.Context, images string, exit bool) (retErr error) {
+func (c *Container) DumpTo(ctx context.Context, images string, exit bool) error {
 	release, err := c.Acquire(ctx)
 	if err != nil {
 		return err
@@ -203,14 +198,11 @@ func (c *Container) DumpTo(ctx context.Context, images string, exit bool) (retEr
 		return err
 	}
 	defer d.Close()
-	if _, err := c.dump(ctx, d, images, !exit); err != nil {
-		return err
+	s, err := c.dump(ctx, d, images, !exit)
+	if s != nil {
+		s.lost()
 	}
-	ctx = context.WithoutCancel(ctx)
-	if err := saveTmpfs(ctx, images, d.desc.Mounts, d.live); err != nil {
-		return err
-	}
-	return d.desc.write(images)
+	return err
 }
 
 // dumping is a dump that is ready to run.
@@ -352,34 +344,75 @@ func (c *Container) dump(ctx context.Context, d *dumping, images string, leaveRu
 		return nil, errors.Join(fmt.Errorf("freeze container: %w", err), c.thaw(cg, d.paused))
 	}
 	d.at = time.Now()
-	if err := c.checkFrozen(d, cg); err != nil {
+	s, err := c.dumpFrozen(ctx, d, cg, images, leaveRunning)
+	if err != nil || leaveRunning {
 		return nil, errors.Join(err, c.thaw(cg, d.paused))
-	}
-	var s *swap
-	if !leaveRunning {
-		s = c.beginSwap()
-	}
-	if _, err := d.worker.Dump(ctx, c.dumpOptions(d, cg, images, leaveRunning)); err != nil {
-		if s != nil {
-			s.cancel()
-		}
-		return nil, errors.Join(err, c.thaw(cg, d.paused))
-	}
-	if leaveRunning {
-		return nil, c.thaw(cg, d.paused)
 	}
 	// A frozen cgroup would hang the restored processes.
 	if err := c.thaw(cg, false); err != nil {
 		log.G(ctx).WithError(err).Warn("thaw of dumped container")
 	}
 	<-s.reaped
-	if err := criu.RearmTimerfds(images); err != nil {
-		log.G(ctx).WithError(err).Warn("expired timers stay expired")
-	}
 	return s, nil
 }
 
-func (c *Container) dumpOptions(d *dumping, cg cgroups.Manager, images string, leaveRunning bool) criu.DumpOptions {
+// dumpFrozen makes whole images of the frozen tree. What can be written before
+// the dump is: from CRIU's end on, the tree lives only in them.
+func (c *Container) dumpFrozen(ctx context.Context, d *dumping, cg cgroups.Manager, images string, leaveRunning bool) (*swap, error) {
+	if err := c.checkFrozen(d, cg); err != nil {
+		return nil, err
+	}
+	if err := saveTmpfs(ctx, images, d.desc.Mounts, d.live); err != nil {
+		return nil, err
+	}
+	commit, err := d.desc.write(images)
+	if err != nil {
+		return nil, err
+	}
+	work := filepath.Join(c.bundle, "dump")
+	if err := emptyDir(work); err != nil {
+		return nil, err
+	}
+	var s *swap
+	if !leaveRunning {
+		s = c.beginSwap()
+	}
+	if _, err := d.worker.Dump(ctx, c.dumpOptions(d, cg, images, work, leaveRunning)); err != nil {
+		if s != nil {
+			s.cancel()
+		}
+		return nil, err
+	}
+	if err := c.finishImages(ctx, d, images); err != nil {
+		// The tree is dead and what is missing is small: go on with it.
+		log.G(ctx).WithError(err).Warn("finish process images")
+	}
+	return s, commit()
+}
+
+// finishImages mends what CRIU has left.
+func (c *Container) finishImages(ctx context.Context, d *dumping, images string) error {
+	errs := []error{criu.RearmTimerfds(images)}
+	// CRIU has linked deleted files back into their directories: some of them
+	// may be in a tmpfs.
+	if _, err := os.Stat(filepath.Join(images, "remap-fpath.img")); err == nil {
+		errs = append(errs, saveTmpfs(ctx, images, d.desc.Mounts, d.live))
+	}
+	return errors.Join(errs...)
+}
+
+// emptyDir makes an empty directory, of which the content of the last use goes.
+func emptyDir(dir string) error {
+	if err := os.RemoveAll(dir); err != nil {
+		return fmt.Errorf("empty work directory: %w", err)
+	}
+	if err := os.Mkdir(dir, 0o700); err != nil {
+		return fmt.Errorf("make work directory: %w", err)
+	}
+	return nil
+}
+
+func (c *Container) dumpOptions(d *dumping, cg cgroups.Manager, images, work string, leaveRunning bool) criu.DumpOptions {
 	lock := criu.NetworkLockSkip
 	if len(d.desc.Peers) > 0 {
 		lock = criu.NetworkLockNftables
@@ -387,7 +420,7 @@ func (c *Container) dumpOptions(d *dumping, cg cgroups.Manager, images string, l
 	return criu.DumpOptions{
 		Pid:          d.pid,
 		Images:       images,
-		Work:         images,
+		Work:         work,
 		Root:         c.rootfs,
 		FreezeCgroup: freezerPath(cg),
 		External:     criuExternalDump(d.desc.Mounts),

@@ -47,7 +47,7 @@ func (c *Container) startFromCheckpoint(ctx context.Context) (_ int, retErr erro
 	}
 	pid, masters, err := c.runRestore(ctx, cg, r)
 	if err != nil {
-		keepLog(ctx, r)
+		keepLog(ctx, r, err)
 		return 0, err
 	}
 	undo = false

@@ -103,20 +103,22 @@ func ReadDescription(dir string) (*Description, error) {
 	return d, nil
 }
 
-// write makes the images in dir whole.
-func (d *Description) write(dir string) error {
+// write writes the description into dir; commit makes the images whole.
+func (d *Description) write(dir string) (commit func() error, _ error) {
 	b, err := json.MarshalIndent(d, "", "\t")
 	if err != nil {
-		return err
+		return nil, err
 	}
 	tmp := filepath.Join(dir, "."+descriptionFile)
 	if err := os.WriteFile(tmp, append(b, '\n'), 0o600); err != nil {
-		return fmt.Errorf("write description of process images: %w", err)
+		return nil, fmt.Errorf("write description of process images: %w", err)
 	}
-	if err := os.Rename(tmp, filepath.Join(dir, descriptionFile)); err != nil {
-		return fmt.Errorf("write description of process images: %w", err)
-	}
-	return nil
+	return func() error {
+		if err := os.Rename(tmp, filepath.Join(dir, descriptionFile)); err != nil {
+			return fmt.Errorf("write description of process images: %w", err)
+		}
+		return nil
+	}, nil
 }
 
 // entered says whether the namespace ns is not in the images.

@@ -337,7 +337,7 @@ func (c *Container) restoreSwapped(ctx context.Context, s *swap, r *restoring) e
 			return nil
 		}
 	}
-	keepLog(ctx, r)
+	keepLog(ctx, r, err)
 	s.lost()
 	return fmt.Errorf("container has ended, its nodes are whole: %w: %w", err, errdefs.ErrAborted)
 }
@@ -359,12 +359,23 @@ func (c *Container) prepareAgain(ctx context.Context, r *restoring) (*restoring,
 	return second, nil
 }
 
-// keepLog saves a failed restore's log beside the images: one, the newest.
-func keepLog(ctx context.Context, r *restoring) {
-	from := filepath.Join(r.work, "restore.log")
-	if err := os.Rename(from, filepath.Join(r.images, "restore.log")); err != nil {
-		log.G(ctx).WithError(err).Warn("keep restore log")
+// keepLog saves a failed restore's log beside the images, as the bundle will
+// soon be gone: one, the newest. It makes err name it.
+func keepLog(ctx context.Context, r *restoring, err error) {
+	var failed *criu.Error
+	if !errors.As(err, &failed) || failed.Log == "" {
+		return
 	}
+	kept := filepath.Join(r.images, "restore.log")
+	b, rerr := os.ReadFile(failed.Log)
+	if rerr == nil {
+		rerr = os.WriteFile(kept, b, 0o600)
+	}
+	if rerr != nil {
+		log.G(ctx).WithError(rerr).Warn("keep restore log")
+		return
+	}
+	failed.Log = kept
 }
 
 func (c *Container) restoreOnce(ctx context.Context, r *restoring) error {

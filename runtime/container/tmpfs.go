@@ -16,8 +16,7 @@ import (
 )
 
 // saveTmpfs writes the content of each tmpfs in ext into an archive in images,
-// reading through the staged clones. The tree must be frozen or dead. It runs
-// after the dump, because CRIU links deleted files back into their directory.
+// reading through the staged clones. The tree must be frozen or dead.
 func saveTmpfs(ctx context.Context, images string, ext []ExternalMount, live *staging) error {
 	for dev, base := range tmpfsBases(ext) {
 		m, ok := live.find(base.Key)
