@@ -28,8 +28,12 @@ func cycles(t *testing.T, b *Binary, p *tree, n int) error {
 	if err != nil {
 		return err
 	}
-	sum, _, _ := strings.Cut(first, " ")
-	for i := range n {
+	var sum string
+	var asked, state int
+	if _, err := fmt.Sscan(first, &sum, &asked, &state); err != nil {
+		return err
+	}
+	for range n {
 		images := t.TempDir()
 		if err := p.dump(b, DumpOptions{Images: images}); err != nil {
 			return err
@@ -38,9 +42,15 @@ func cycles(t *testing.T, b *Binary, p *tree, n int) error {
 		if _, err := p.restore(b, RestoreOptions{Images: images, Work: t.TempDir()}); err != nil {
 			return err
 		}
-		want := fmt.Sprintf("%s %d %d", sum, i+2, 'a'+i+2)
-		if got, err := p.query("sum"); err != nil || got != want {
-			return fmt.Errorf("cycle %d: tree says %q, want %q: %w", i, got, want, err)
+		asked++
+		state = int(int8(state + 1)) // a char of the program's
+		want := fmt.Sprintf("%s %d %d", sum, asked, state)
+		got, err := p.query("sum")
+		if err != nil {
+			return err
+		}
+		if got != want {
+			return fmt.Errorf("tree says %q, want %q", got, want)
 		}
 	}
 	return nil

@@ -127,6 +127,9 @@ func (w *Worker) run(prepare func() error, started chan<- error) {
 	}
 	started <- nil
 	w.waitErr = w.cmd.Wait()
+	// What a killed CRIU has forked holds the connection open. Its messages can
+	// still be read, and then comes the end.
+	_ = w.conn.CloseRead()
 	<-w.released
 	if !w.keep {
 		endChildren(others)
