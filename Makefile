@@ -63,7 +63,7 @@ unit: ## tests that need neither root nor a daemon, with the race detector
 .PHONY: integration
 integration: setup build ## tests against real containerd, CRIU and kernel; needs root
 	@$(closing) integration contrib/setup/as-root.sh \
-		$(gotest) -count=1 -timeout 45m -tags seccomp ./integration/... -test.root
+		$(gotest) -count=1 -timeout 45m -tags seccomp ./integration/... ./snapshotter -test.root
 
 .PHONY: test
 test: setup ## lint, unit and integration (the last only as root)

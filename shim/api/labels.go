@@ -77,11 +77,16 @@ func IsNodeID(s string) bool { return idRE.MatchString(s) }
 // SnapshotName returns the name of the committed snapshot of a node.
 func SnapshotName(containerID, nodeID string) string { return containerID + "@" + nodeID }
 
+// AbandonedName returns the name under which an active snapshot is set aside
+// when its container goes back to a node. id is unique.
+func AbandonedName(key, id string) string { return key + "-abandoned-" + id }
+
 // NodeFromSnapshot reads a node from its snapshot's labels; it returns nil
 // for a snapshot that is no node.
 func NodeFromSnapshot(info snapshots.Info) *Node {
 	id := info.Labels[LabelNode]
-	if id == "" || info.Kind != snapshots.KindCommitted {
+	_, aside := info.Labels[LabelAbandoned]
+	if id == "" || aside || info.Kind != snapshots.KindCommitted {
 		return nil
 	}
 	n := &Node{

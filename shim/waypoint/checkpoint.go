@@ -89,6 +89,10 @@ func (r *record) prepareSealing(ctx context.Context, req *api.CheckpointRequest)
 	if err := r.checkName(ctx, req.Name); err != nil {
 		return w, nil, err
 	}
+	head, err := r.head(ctx, active)
+	if err != nil {
+		return w, nil, err
+	}
 	id, err := randomHex(6)
 	if err != nil {
 		return w, nil, err
@@ -96,7 +100,7 @@ func (r *record) prepareSealing(ctx context.Context, req *api.CheckpointRequest)
 	s := &sealing{rec: r, active: active, parent: active.Parent, node: &api.Node{
 		Id:          id,
 		Name:        req.Name,
-		Parent:      active.Labels[api.LabelFrom],
+		Parent:      head,
 		ContainerId: r.id,
 		Snapshot:    api.SnapshotName(r.id, id),
 		Labels:      req.Labels,
@@ -106,6 +110,24 @@ func (r *record) prepareSealing(ctx context.Context, req *api.CheckpointRequest)
 	}
 	s.node.Images = w.Images()
 	return w, s, nil
+}
+
+// head returns the id of the node that the active snapshot descends from. After
+// a failed restore of a stopped container the state that was set aside for it
+// stands between the two.
+func (r *record) head(ctx context.Context, active snapshots.Info) (string, error) {
+	from := active.Labels[api.LabelFrom]
+	if from == "" {
+		return "", nil
+	}
+	aside, err := r.snapshots.Stat(ctx, api.AbandonedName(r.key, from))
+	if errdefs.IsNotFound(err) {
+		return from, nil
+	}
+	if err != nil {
+		return "", fmt.Errorf("find head: %w", err)
+	}
+	return aside.Labels[api.LabelParent], nil
 }
 
 // checkName refuses a name that cannot be used or is in use.

@@ -68,7 +68,7 @@ func (r *record) rollBack(ctx context.Context, c *container.Container, j *journa
 	if err := r.rehearse(ctx, r.key+"-"+suffix, node, info, c.Bundle()); err != nil {
 		return nil, err
 	}
-	abandoned := r.key + "-abandoned-" + suffix
+	abandoned := api.AbandonedName(r.key, suffix)
 	res, err := c.Restore(ctx, container.RestoreOptions{
 		Images: node.Images,
 		Phase:  j.enter,

@@ -120,7 +120,9 @@ func (s *Service) list(ctx context.Context, req *api.ListRequest) (*api.ListResp
 	active, err := rec.snapshots.Stat(ctx, rec.key)
 	switch {
 	case err == nil:
-		resp.Head = active.Labels[api.LabelFrom]
+		if resp.Head, err = rec.head(ctx, active); err != nil {
+			return nil, err
+		}
 	case errdefs.IsNotFound(err):
 		// an operation is between Commit and Prepare: no head for the moment
 	default:

@@ -83,7 +83,10 @@ func (c *Client) interrupted(ctx context.Context, sn snapshots.Snapshotter, rec 
 	if err != nil {
 		return "", n, err
 	}
-	head := info.Labels[api.LabelFrom]
+	head, err := headOf(ctx, sn, rec)
+	if err != nil {
+		return "", n, err
+	}
 	if head != "" {
 		if n, info, err = c.reach(ctx, sn, rec, head); err != nil {
 			return "", n, err

@@ -169,7 +169,7 @@ func abandon(ctx context.Context, sn snapshots.Snapshotter, rec containers.Conta
 	// It gets an id as a node has one, so that it can be gone on from under the
 	// same visible parent; without a container's label it is no node.
 	id := randomHex(6)
-	name := key + "-abandoned-" + id
+	name := api.AbandonedName(key, id)
 	err = sn.Commit(ctx, name, key, snapshots.WithLabels(map[string]string{
 		api.LabelGCContainer: rec.ID,
 		api.LabelHeadOf:      key,
