@@ -52,9 +52,9 @@ func setup(t *testing.T, tb *testbed.Testbed) *env {
 // finish removes what a failed test has left, and is a failure itself if a
 // test that passed has left anything.
 func (e *env) finish() {
-	ctx := context.WithoutCancel(e.ctx)
+	ctx := e.cleanupContext()
 	if e.Failed() {
-		e.Log(e.ns.Containerd.Tail())
+		e.Log(e.ns.Containerd.Tail(e.ns.NS))
 		_ = e.ns.Empty(ctx) // what is left is the consequence
 		return
 	}
@@ -122,7 +122,7 @@ func (e *env) run(name string, args ...string) string {
 
 func (e *env) removeAfter(name string) {
 	e.Cleanup(func() {
-		ctx := context.WithoutCancel(e.ctx)
+		ctx := e.cleanupContext()
 		if out, err := e.ns.Nerdctl(ctx, "rm", "-f", name); err != nil && !strings.Contains(out.Stderr, "no such") {
 			e.Error(err)
 		}
@@ -271,3 +271,6 @@ func (e *env) noShim(id string) error {
 	}
 	return errors.Join(err, fmt.Errorf("shim %d of container %s is there", pid, id))
 }
+
+// cleanupContext has the test's namespace and outlives the test.
+func (e *env) cleanupContext() context.Context { return context.WithoutCancel(e.ctx) }

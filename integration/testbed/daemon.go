@@ -16,7 +16,7 @@ import (
 const (
 	stopTimeout = 20 * time.Second
 	pollEvery   = 20 * time.Millisecond
-	tailLines   = 60
+	tailLines   = 30
 )
 
 // Daemon is a program that serves until it is stopped. Its output goes to the
@@ -123,14 +123,17 @@ func (d *Daemon) Restart(ctx context.Context) error {
 	return d.Start(ctx)
 }
 
-// Tail is the end of the daemon's log, without the lists of plugins.
-func (d *Daemon) Tail() string {
+// Tail is the end of the daemon's log: its warnings and errors, and what
+// contains one of the given texts.
+func (d *Daemon) Tail(about ...string) string {
 	b, err := os.ReadFile(d.Log)
 	if err != nil {
 		return err.Error()
 	}
 	lines := slices.Collect(strings.Lines(string(b)))
-	lines = slices.DeleteFunc(lines, func(l string) bool { return strings.Contains(l, "loading plugin") })
+	lines = slices.DeleteFunc(lines, func(l string) bool {
+		return strings.Contains(l, "level=info") && !marking(about).in(l) || strings.Contains(l, "loading plugin")
+	})
 	if n := len(lines); n > tailLines {
 		lines = lines[n-tailLines:]
 	}

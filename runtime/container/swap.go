@@ -43,18 +43,18 @@ var foundCRIU struct {
 func findCRIU(ctx context.Context) (*criu.Binary, error) {
 	foundCRIU.mu.Lock()
 	defer foundCRIU.mu.Unlock()
-	if foundCRIU.bin != nil {
-		return foundCRIU.bin, nil
+	if foundCRIU.bin == nil {
+		bin, err := criu.Find(ctx)
+		if err != nil {
+			return nil, err
+		}
+		foundCRIU.bin = bin
 	}
-	bin, err := criu.Find(ctx)
-	if err != nil {
-		return nil, err
-	}
-	if err := bin.EnsureKerndat(ctx); err != nil {
+	// Another build of CRIU on this host removes the cache.
+	if err := foundCRIU.bin.EnsureKerndat(ctx); err != nil {
 		log.G(ctx).WithError(err).Warn("criu probes the kernel at each run")
 	}
-	foundCRIU.bin = bin
-	return bin, nil
+	return foundCRIU.bin, nil
 }
 
 // initAlive returns init's pid and whether the container is paused. It fails if

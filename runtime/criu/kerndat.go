@@ -25,14 +25,11 @@ const (
 	stampFile = "statefork/kerndat.json"
 )
 
-// stamp tells for which kernel and executable a cache is good. The cache
-// itself names only the build of CRIU.
+// stamp tells for which kernel a cache is good. The build of CRIU is named by
+// the cache itself: another build removes it.
 type stamp struct {
-	BootID  string `json:"boot_id"`
-	Kernel  string `json:"kernel"`
-	Path    string `json:"path"`
-	Size    int64  `json:"size"`
-	ModTime int64  `json:"mod_time"`
+	BootID string `json:"boot_id"`
+	Kernel string `json:"kernel"`
 }
 
 // EnsureKerndat sees to it that CRIU finds its cache of the kernel's features
@@ -56,7 +53,7 @@ func (b *Binary) EnsureKerndat(ctx context.Context) error {
 
 // ensureKerndat puts the cache into dir.
 func (b *Binary) ensureKerndat(ctx context.Context, dir string) error {
-	want, err := b.stamp()
+	want, err := newStamp()
 	if err != nil {
 		return err
 	}
@@ -93,8 +90,8 @@ func (b *Binary) ensureKerndat(ctx context.Context, dir string) error {
 	return replaceFile(filepath.Join(dir, stampFile), append(data, '\n'))
 }
 
-// stamp returns the stamp of a cache made now.
-func (b *Binary) stamp() (*stamp, error) {
+// newStamp returns the stamp of a cache made now.
+func newStamp() (*stamp, error) {
 	boot, err := os.ReadFile("/proc/sys/kernel/random/boot_id")
 	if err != nil {
 		return nil, err
@@ -103,16 +100,9 @@ func (b *Binary) stamp() (*stamp, error) {
 	if err := unix.Uname(&uts); err != nil {
 		return nil, os.NewSyscallError("uname", err)
 	}
-	st, err := os.Stat(b.Path)
-	if err != nil {
-		return nil, err
-	}
 	return &stamp{
-		BootID:  strings.TrimSpace(string(boot)),
-		Kernel:  unix.ByteSliceToString(uts.Release[:]),
-		Path:    b.Path,
-		Size:    st.Size(),
-		ModTime: st.ModTime().UnixNano(),
+		BootID: strings.TrimSpace(string(boot)),
+		Kernel: unix.ByteSliceToString(uts.Release[:]),
 	}, nil
 }
 
@@ -123,7 +113,10 @@ func (s *stamp) fits(dir string) bool {
 		return false
 	}
 	var have stamp
-	if json.Unmarshal(data, &have) != nil || have != *s {
+	if err := json.Unmarshal(data, &have); err != nil {
+		return false
+	}
+	if have != *s {
 		return false
 	}
 	_, err = os.Stat(filepath.Join(dir, kerndatFile))
