@@ -66,9 +66,9 @@ func TestRestoreTwice(t *testing.T) {
 		t.Fatal(err)
 	}
 	first := p.ask("sum") // it ran on
-	for range 3 {
+	for _, closed := range []bool{false, true, false} {
 		p.kill()
-		if _, err := p.restore(b, RestoreOptions{Images: images, Work: t.TempDir()}); err != nil {
+		if _, err := p.restore(b, RestoreOptions{Images: images, Work: t.TempDir(), TCPClose: closed}); err != nil {
 			t.Fatal(err)
 		}
 		if got := p.ask("sum"); got != first {
@@ -256,5 +256,26 @@ func TestCutOffImages(t *testing.T) {
 	}
 	if err := CheckImages(t.TempDir()); !errdefs.IsDataLoss(err) {
 		t.Errorf("got %v for an empty directory, want data loss", err)
+	}
+}
+
+// BenchmarkDump dumps a small tree that runs on, by workers spawned ahead.
+func BenchmarkDump(b *testing.B) {
+	bin := needCRIU(b)
+	p := startTree(b, "plain", 1)
+	images := b.TempDir()
+	for b.Loop() {
+		b.StopTimer()
+		w, err := bin.Spawn(b.Context(), SpawnOptions{})
+		if err != nil {
+			b.Fatal(err)
+		}
+		b.StartTimer()
+		if _, err := w.Dump(b.Context(), DumpOptions{Pid: p.pid, Images: images, LeaveRunning: true}); err != nil {
+			b.Fatal(err)
+		}
+		b.StopTimer()
+		closeWorker(b, w)
+		b.StartTimer()
 	}
 }
