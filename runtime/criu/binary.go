@@ -128,7 +128,7 @@ func (b *Binary) run(ctx context.Context, arg string) (string, error) {
 }
 
 // command prepares to run CRIU with nothing of our environment but the search
-// path, in which CRIU finds its helpers (tar, nft, iptables-restore).
+// path, in which CRIU finds its tools (tar, nft, iptables-restore).
 func (b *Binary) command(ctx context.Context, args ...string) *exec.Cmd {
 	cmd := exec.CommandContext(ctx, b.Path, args...)
 	cmd.Env = []string{"PATH=" + orElse(os.Getenv("PATH"), "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin")}

@@ -43,7 +43,7 @@ type SpawnOptions struct {
 type Worker struct {
 	conn *net.UnixConn
 	cmd  *exec.Cmd
-	// output holds what CRIU and its helpers print: it is a file in memory, so
+	// output holds what CRIU and its children print: it is a file in memory, so
 	// that neither a goroutine nor the worker's end depends on who else holds
 	// it open.
 	output *os.File
