@@ -478,7 +478,7 @@ func (c *Container) checkFrozen(d *dumping, cg cgroups.Manager) error {
 			return fmt.Errorf("container made System V objects just now, try again: %w", errdefs.ErrUnavailable)
 		}
 	}
-	d.desc.Peers, err = c.outsidePeers(d.pid)
+	d.desc.Peers, err = c.outsidePeers(d.pid, d.enter["net"])
 	if err != nil {
 		return err
 	}

@@ -15,7 +15,7 @@ import (
 // instead of a command: a fork, or the continuation of a stopped container. It
 // gets its own cgroup, network and names, and the images' processes.
 func (c *Container) startFromCheckpoint(ctx context.Context) (_ int, retErr error) {
-	desc, err := ReadDescription(c.checkpoint)
+	desc, err := readImages(c.checkpoint)
 	if err != nil {
 		return 0, err
 	}

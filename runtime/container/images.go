@@ -10,6 +10,7 @@ import (
 	"github.com/containerd/errdefs"
 
 	"github.com/statefork/statefork/layer"
+	"github.com/statefork/statefork/runtime/criu"
 )
 
 // ImageVersion is the version of the process images' description that this
@@ -83,9 +84,9 @@ type ExternalMount struct {
 // tmpfs instance dev ("0:45").
 func archiveName(dev string) string { return "tmpfs-" + dev + ".tar" }
 
-// ReadDescription reads the description of the images in dir. It fails with
+// readDescription reads the description of the images in dir. It fails with
 // ErrNotFound if there is none, which means that the images are not whole.
-func ReadDescription(dir string) (*Description, error) {
+func readDescription(dir string) (*Description, error) {
 	b, err := os.ReadFile(filepath.Join(dir, descriptionFile))
 	if err != nil {
 		if errors.Is(err, os.ErrNotExist) {
@@ -99,6 +100,19 @@ func ReadDescription(dir string) (*Description, error) {
 	}
 	if d.Version != ImageVersion {
 		return nil, fmt.Errorf("process images %q have version %d, this shim reads %d: %w", dir, d.Version, ImageVersion, errdefs.ErrFailedPrecondition)
+	}
+	return d, nil
+}
+
+// readImages reads the description of images that are going to be restored, and
+// looks whether they are as long as they should be: CRIU does not.
+func readImages(dir string) (*Description, error) {
+	d, err := readDescription(dir)
+	if err != nil {
+		return nil, err
+	}
+	if err := criu.CheckImages(dir); err != nil {
+		return nil, err
 	}
 	return d, nil
 }

@@ -1,8 +1,6 @@
 package container
 
 import (
-	"bufio"
-	"encoding/hex"
 	"errors"
 	"fmt"
 	"net"
@@ -11,6 +9,7 @@ import (
 	"strings"
 
 	"github.com/containerd/errdefs"
+	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
 )
 
@@ -152,83 +151,93 @@ func sysvInUse(ipc *os.File) (bool, error) {
 	return used, err
 }
 
-// peers lists the established TCP connections of init's network namespace
-// whose other end is outside of it.
-func peers(init int) ([]string, error) {
-	local := map[string]bool{}
-	var found []conn
-	for _, name := range []string{"tcp", "tcp6"} {
-		cs, err := readConns(fmt.Sprintf("/proc/%d/net/%s", init, name))
-		if err != nil {
-			return nil, err
-		}
-		found = append(found, cs...)
-	}
-	for _, c := range found {
-		local[c.local] = true
-	}
-	var out []string
-	for _, c := range found {
-		if !c.remoteIP.IsLoopback() && !local[c.remote] {
-			out = append(out, c.local+" - "+c.remote)
-		}
-	}
-	return out, nil
-}
-
+// conn is an established TCP connection.
 type conn struct {
 	local, remote string
 	remoteIP      net.IP
 }
 
-// readConns reads the established connections of a /proc/<pid>/net/tcp table.
-func readConns(name string) ([]conn, error) {
-	f, err := os.Open(name)
-	if err != nil {
-		if errors.Is(err, os.ErrNotExist) {
-			return nil, nil // no IPv6
-		}
-		return nil, fmt.Errorf("read connections: %w", err)
+// peers lists the established TCP connections of init's network namespace
+// whose other end is outside of it.
+func peers(init int, netns *os.File) ([]string, error) {
+	// Asking for connections makes the kernel walk a table that is sized for
+	// the whole host, so ask only where there are sockets.
+	used, err := tcpInUse(init)
+	if err != nil || !used {
+		return nil, err
 	}
-	defer f.Close()
-	var out []conn
-	sc := bufio.NewScanner(f)
-	for sc.Scan() {
-		fields := strings.Fields(sc.Text())
-		const established = "01"
-		if len(fields) < 4 || fields[3] != established {
-			continue
+	var conns []conn
+	err = onThread(func() error {
+		if err := unix.Setns(int(netns.Fd()), unix.CLONE_NEWNET); err != nil {
+			return fmt.Errorf("enter network namespace: %w", os.NewSyscallError("setns", err))
 		}
-		_, local, err := parseAddr(fields[1])
-		if err != nil {
-			return nil, fmt.Errorf("parse %q: %w", name, err)
+		for _, family := range []uint8{unix.AF_INET, unix.AF_INET6} {
+			sockets, err := netlink.SocketDiagTCP(family)
+			if err != nil {
+				return fmt.Errorf("list connections: %w", err)
+			}
+			conns = append(conns, established(sockets)...)
 		}
-		ip, remote, err := parseAddr(fields[2])
-		if err != nil {
-			return nil, fmt.Errorf("parse %q: %w", name, err)
-		}
-		out = append(out, conn{local: local, remote: remote, remoteIP: ip})
-	}
-	return out, sc.Err()
+		return nil
+	})
+	return outside(conns), err
 }
 
-// parseAddr reads "0100007F:1F90": words of four bytes in host order, which on
-// the machines that CRIU runs on is little endian, then the port.
-func parseAddr(s string) (net.IP, string, error) {
-	host, port, ok := strings.Cut(s, ":")
-	if !ok {
-		return nil, "", fmt.Errorf("address %q", s)
+// tcpInUse says whether there are TCP sockets that are bound or connected.
+func tcpInUse(init int) (bool, error) {
+	for _, name := range []string{"sockstat", "sockstat6"} {
+		b, err := os.ReadFile(fmt.Sprintf("/proc/%d/net/%s", init, name))
+		if errors.Is(err, os.ErrNotExist) {
+			continue // no IPv6
+		}
+		if err != nil {
+			return false, fmt.Errorf("count sockets: %w", err)
+		}
+		if sockstatUsed(string(b)) {
+			return true, nil
+		}
 	}
-	ip, err := hex.DecodeString(host)
-	if err != nil || len(ip)%4 != 0 {
-		return nil, "", fmt.Errorf("address %q", s)
+	return false, nil
+}
+
+// sockstatUsed reads "TCP: inuse 3 orphan 0 ...", with "TCP6:" for IPv6.
+func sockstatUsed(table string) bool {
+	for line := range strings.Lines(table) {
+		f := strings.Fields(line)
+		if len(f) >= 3 && (f[0] == "TCP:" || f[0] == "TCP6:") && f[1] == "inuse" {
+			return f[2] != "0"
+		}
 	}
-	for i := 0; i < len(ip); i += 4 {
-		ip[i], ip[i+1], ip[i+2], ip[i+3] = ip[i+3], ip[i+2], ip[i+1], ip[i]
+	return true // unknown form: look
+}
+
+func established(sockets []*netlink.Socket) []conn {
+	var out []conn
+	for _, s := range sockets {
+		if s.State != netlink.TCP_ESTABLISHED {
+			continue
+		}
+		addr := func(ip net.IP, port uint16) string { return net.JoinHostPort(ip.String(), strconv.Itoa(int(port))) }
+		out = append(out, conn{
+			local:    addr(s.ID.Source, s.ID.SourcePort),
+			remote:   addr(s.ID.Destination, s.ID.DestinationPort),
+			remoteIP: s.ID.Destination,
+		})
 	}
-	p, err := strconv.ParseUint(port, 16, 16)
-	if err != nil {
-		return nil, "", fmt.Errorf("address %q", s)
+	return out
+}
+
+// outside picks the connections whose other end is not among them.
+func outside(conns []conn) []string {
+	local := map[string]bool{}
+	for _, c := range conns {
+		local[c.local] = true
 	}
-	return net.IP(ip), net.JoinHostPort(net.IP(ip).String(), strconv.FormatUint(p, 10)), nil
+	var out []string
+	for _, c := range conns {
+		if !c.remoteIP.IsLoopback() && !local[c.remote] {
+			out = append(out, c.local+" - "+c.remote)
+		}
+	}
+	return out
 }

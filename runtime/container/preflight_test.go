@@ -1,8 +1,9 @@
 package container
 
 import (
+	"net"
 	"os"
-	"path/filepath"
+	"strings"
 	"testing"
 )
 
@@ -31,44 +32,64 @@ func TestReadTask(t *testing.T) {
 	}
 }
 
-func TestReadConns(t *testing.T) {
-	// sl local_address rem_address st ...
-	const table = `  sl  local_address rem_address   st tx_queue
-   0: 0100007F:1F90 00000000:0000 0A 00000000:00000000
-   1: 0100007F:1F90 0100007F:C350 01 00000000:00000000
-   2: 0400040A:9C40 0800040A:01BB 01 00000000:00000000
-`
-	name := filepath.Join(t.TempDir(), "tcp")
-	if err := os.WriteFile(name, []byte(table), 0o600); err != nil {
-		t.Fatal(err)
-	}
-	got, err := readConns(name)
-	if err != nil {
-		t.Fatal(err)
-	}
-	if len(got) != 2 {
-		t.Fatalf("got %d established connections, want 2: %v", len(got), got)
-	}
-	if got[1].local != "10.4.0.4:40000" || got[1].remote != "10.4.0.8:443" {
-		t.Errorf("got %v", got[1])
-	}
-	if !got[0].remoteIP.IsLoopback() {
-		t.Errorf("%v is not loopback", got[0].remoteIP)
+func TestSockstatUsed(t *testing.T) {
+	for table, want := range map[string]bool{
+		"sockets: used 3\nTCP: inuse 0 orphan 0 tw 0 alloc 0 mem 0\nUDP: inuse 1 mem 0\n": false,
+		"sockets: used 3\nTCP: inuse 2 orphan 0 tw 0 alloc 2 mem 0\n":                     true,
+		"TCP6: inuse 0\nUDP6: inuse 4\n":                                                  false,
+		"TCP6: inuse 1\n":                                                                 true,
+		"something new\n":                                                                 true,
+	} {
+		if got := sockstatUsed(table); got != want {
+			t.Errorf("%q: got %v, want %v", table, got, want)
+		}
 	}
 }
 
-func TestParseAddr(t *testing.T) {
-	for in, want := range map[string]string{
-		"0100007F:1F90":                         "127.0.0.1:8080",
-		"00000000000000000000000001000000:0050": "[::1]:80",
-	} {
-		if _, got, err := parseAddr(in); err != nil || got != want {
-			t.Errorf("%s: got %q, %v; want %q", in, got, err, want)
+// TestPeers has connections in this network namespace: both ends of one are
+// here, so only what is outside may be listed.
+func TestPeers(t *testing.T) {
+	if os.Geteuid() != 0 {
+		t.Skip("needs root")
+	}
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer l.Close()
+	c, err := net.Dial("tcp", l.Addr().String())
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer c.Close()
+	ns, err := os.Open("/proc/self/ns/net")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer ns.Close()
+	if used, err := tcpInUse(os.Getpid()); err != nil || !used {
+		t.Errorf("sockets in use: got %v, %v", used, err)
+	}
+	got, err := peers(os.Getpid(), ns)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, p := range got {
+		if strings.Contains(p, l.Addr().String()) {
+			t.Errorf("%s is listed as outside", p)
 		}
 	}
-	for _, bad := range []string{"", "0100007F", "zz:1", "0100:1F90:", "01:0050"} {
-		if _, _, err := parseAddr(bad); err == nil {
-			t.Errorf("%q: no error", bad)
-		}
+}
+
+func TestOutside(t *testing.T) {
+	conns := []conn{
+		{"127.0.0.1:80", "127.0.0.1:4000", net.IPv4(127, 0, 0, 1)},
+		{"10.4.0.4:80", "10.4.0.4:4000", net.IPv4(10, 4, 0, 4)}, // by its own address
+		{"10.4.0.4:4000", "10.4.0.4:80", net.IPv4(10, 4, 0, 4)},
+		{"10.4.0.4:4001", "10.4.0.8:443", net.IPv4(10, 4, 0, 8)},
+	}
+	got := outside(conns)
+	if len(got) != 1 || got[0] != "10.4.0.4:4001 - 10.4.0.8:443" {
+		t.Errorf("got %v", got)
 	}
 }

@@ -46,7 +46,7 @@ type Restored struct {
 // caller holds the operation lock.
 func (c *Container) Restore(ctx context.Context, opts RestoreOptions) (_ *Restored, retErr error) {
 	begin := time.Now()
-	desc, err := ReadDescription(opts.Images)
+	desc, err := readImages(opts.Images)
 	if err != nil {
 		return nil, err
 	}

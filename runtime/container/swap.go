@@ -132,11 +132,11 @@ func (c *Container) bindDestinations() []string {
 // outsidePeers lists the connections that do not stay within the container. In
 // the host's network namespace they cannot be told from others' without looking
 // at every socket, so there the list is empty.
-func (c *Container) outsidePeers(pid int) ([]string, error) {
+func (c *Container) outsidePeers(pid int, netns *os.File) ([]string, error) {
 	if !c.libConfig().Namespaces.Contains(configs.NEWNET) {
 		return nil, nil
 	}
-	return peers(pid)
+	return peers(pid, netns)
 }
 
 // adoptRestored makes a restored tree the container's: its record on disk, its
