@@ -10,6 +10,9 @@ set -euo pipefail
 . "$(dirname "$0")/common.sh"
 
 want=4.1
+# From kernel 6.16 on, an older one cannot dump any TCP socket: it asks for
+# options that only unix sockets have any more.
+if at_least "$(uname -r)" 6.16; then want=4.2; fi
 suites=(trixie sid)
 debian_keys=/usr/share/keyrings/debian-archive-keyring.gpg
 
@@ -133,8 +136,13 @@ any_suite() {
 	return 1
 }
 
-# cached: the newest one in the cache, if any.
-cached() { find "$cache" -maxdepth 1 -name "criu-*-$arch" | sort -V | tail -n1; }
+# cached: the newest one in the cache, if it is new enough.
+cached() {
+	local newest v
+	newest=$(find "$cache" -maxdepth 1 -name "criu-*-$arch" | sort -V | tail -n1)
+	v=${newest##*/criu-}
+	if at_least "${v%-"$arch"}" "$want"; then echo "$newest"; fi
+}
 
 # Running it also tells whether its libraries are where it looks for them: they
 # are not when the repository was moved.

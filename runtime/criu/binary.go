@@ -10,20 +10,49 @@ import (
 	"path/filepath"
 	"strconv"
 	"strings"
+	"sync"
 
 	"github.com/containerd/errdefs"
+	"golang.org/x/sys/unix"
 )
 
 const (
 	// pathVariable names the CRIU executable to use.
 	pathVariable = "STATEFORK_CRIU"
-	// minVersion is the oldest CRIU that runs on current kernels and has the
+	// oldest is the oldest CRIU that runs on current kernels and has the
 	// network lock "skip" in its service.
-	minVersion = 40100
+	oldest = 40100
+	// oldestSockets is the oldest that can dump a TCP socket on kernel 6.16 or
+	// newer: these no longer know, for other than unix sockets, options that older ones ask
+	// for.
+	oldestSockets = 40200
 )
 
+// required is the oldest version that will do here.
+var required = sync.OnceValue(func() int {
+	var uts unix.Utsname
+	if err := unix.Uname(&uts); err != nil {
+		return oldest
+	}
+	return requiredOn(unix.ByteSliceToString(uts.Release[:]))
+})
+
+// requiredOn is the oldest version that will do on a kernel release.
+func requiredOn(release string) int {
+	var major, minor int
+	if _, err := fmt.Sscanf(release, "%d.%d", &major, &minor); err != nil {
+		return oldest
+	}
+	if major > 6 || major == 6 && minor >= 16 {
+		return oldestSockets
+	}
+	return oldest
+}
+
 // advice says how to come to a usable CRIU.
-const advice = "install criu 4.1 or newer, or name one in $" + pathVariable
+func advice() string {
+	return fmt.Sprintf("install criu %s or newer, or name one in $%s", &Binary{Version: required()}, pathVariable)
+}
 
 // Binary is a CRIU executable that is new enough.
 type Binary struct {
@@ -56,7 +85,7 @@ func Find(ctx context.Context) (*Binary, error) {
 		errs = append(errs, err)
 	}
 	if len(errs) == 0 {
-		return nil, fmt.Errorf("find criu: %s: %w", advice, errdefs.ErrUnavailable)
+		return nil, fmt.Errorf("find criu: %s: %w", advice(), errdefs.ErrUnavailable)
 	}
 	return nil, errs[0]
 }
@@ -88,13 +117,13 @@ func inspect(ctx context.Context, path string) (*Binary, error) {
 		if ctx.Err() != nil {
 			return nil, fmt.Errorf("run %q: %w", path, ctx.Err())
 		}
-		return nil, fmt.Errorf("run %q: %w; %s: %w", path, err, advice, errdefs.ErrUnavailable)
+		return nil, fmt.Errorf("run %q: %w; %s: %w", path, err, advice(), errdefs.ErrUnavailable)
 	}
 	if b.Version, err = parseVersion(out); err != nil {
-		return nil, fmt.Errorf("read version of %q: %w; %s: %w", path, err, advice, errdefs.ErrUnavailable)
+		return nil, fmt.Errorf("read version of %q: %w; %s: %w", path, err, advice(), errdefs.ErrUnavailable)
 	}
-	if b.Version < minVersion {
-		return nil, fmt.Errorf("criu %s at %q is too old; %s: %w", b, path, advice, errdefs.ErrUnavailable)
+	if b.Version < required() {
+		return nil, fmt.Errorf("criu %s at %q is too old; %s: %w", b, path, advice(), errdefs.ErrUnavailable)
 	}
 	return b, nil
 }

@@ -41,7 +41,7 @@ func fakeCRIU(t *testing.T, version string) string {
 }
 
 func TestFind(t *testing.T) {
-	old, good, better := fakeCRIU(t, "3.17.1"), fakeCRIU(t, "4.1"), fakeCRIU(t, "4.2.1")
+	old, good, better := fakeCRIU(t, "3.17.1"), fakeCRIU(t, "4.2"), fakeCRIU(t, "4.2.1")
 	for _, tc := range []struct {
 		name, variable string
 		path           []string
@@ -49,11 +49,11 @@ func TestFind(t *testing.T) {
 		err            string
 	}{
 		{name: "variable", variable: better, path: []string{good}, want: &Binary{better, 40201}},
-		{name: "search path", path: []string{good, better}, want: &Binary{good, 40100}},
+		{name: "search path", path: []string{good, better}, want: &Binary{good, 40200}},
 		{name: "old variable", variable: old, path: []string{good}, err: "criu 3.17.1 at"},
 		{name: "missing variable", variable: "/nowhere/criu", path: []string{good}, err: "/nowhere/criu"},
 		{name: "old search path", path: []string{old}, err: "criu 3.17.1 at"},
-		{name: "none", err: advice},
+		{name: "none", err: advice()},
 	} {
 		t.Run(tc.name, func(t *testing.T) {
 			var dirs []string
@@ -72,7 +72,7 @@ func TestFind(t *testing.T) {
 			if !errdefs.IsUnavailable(err) || !strings.Contains(err.Error(), tc.err) {
 				t.Errorf("got %v, want unavailable with %q", err, tc.err)
 			}
-			if !strings.Contains(err.Error(), advice) || strings.Contains(err.Error(), "\n") {
+			if !strings.Contains(err.Error(), advice()) || strings.Contains(err.Error(), "\n") {
 				t.Errorf("%q is not one line that says what to do", err)
 			}
 		})
@@ -90,7 +90,7 @@ func TestFindCancelled(t *testing.T) {
 
 func TestCheck(t *testing.T) {
 	b := needCRIU(t)
-	if b.Version < minVersion || b.String()[0] < '4' {
+	if b.Version < required() || b.String()[0] < '4' {
 		t.Errorf("found version %v", b)
 	}
 	if err := b.Check(t.Context()); err != nil {
@@ -103,5 +103,20 @@ func TestCheck(t *testing.T) {
 	}
 	if e := asError(t, bad.Check(t.Context())); !errdefs.IsUnavailable(e) || e.Error() != "criu check: no such kernel" {
 		t.Errorf("got %v", e)
+	}
+}
+
+func TestRequiredOn(t *testing.T) {
+	for release, want := range map[string]int{
+		"5.15.0-91-generic": 40100,
+		"6.15.9":            40100,
+		"6.16.0":            40200,
+		"6.18.44-cloud":     40200,
+		"7.0":               40200,
+		"unknown":           40100,
+	} {
+		if got := requiredOn(release); got != want {
+			t.Errorf("%s: got %d, want %d", release, got, want)
+		}
 	}
 }

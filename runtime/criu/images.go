@@ -5,8 +5,8 @@ import (
 	"os"
 	"path/filepath"
 
-	"github.com/checkpoint-restore/go-criu/v7/crit"
-	"github.com/checkpoint-restore/go-criu/v7/crit/images/pagemap"
+	"github.com/checkpoint-restore/go-criu/v8/crit"
+	"github.com/checkpoint-restore/go-criu/v8/crit/images/pagemap"
 	"github.com/containerd/errdefs"
 	"google.golang.org/protobuf/proto"
 )
@@ -51,7 +51,7 @@ func checkPages(path string) error {
 	var want int64
 	for _, e := range img.Entries[1:] {
 		if m, ok := e.Message.(*pagemap.PagemapEntry); ok && present(m) {
-			want += int64(m.GetNrPages()) * int64(os.Getpagesize())
+			want += int64(pageCount(m)) * int64(os.Getpagesize())
 		}
 	}
 	if want == 0 {
@@ -66,6 +66,14 @@ func checkPages(path string) error {
 		return fmt.Errorf("image %q has %d of %d bytes", pages, st.Size(), want)
 	}
 	return nil
+}
+
+// pageCount is how many pages the entry stands for: CRIU 4.2 has a wider field.
+func pageCount(m *pagemap.PagemapEntry) uint64 {
+	if m.NrPages != nil {
+		return m.GetNrPages()
+	}
+	return uint64(m.GetCompatNrPages())
 }
 
 // present reports whether the entry's pages are in the pages image. Entries

@@ -52,10 +52,14 @@ type Config struct {
 }
 
 const (
-	shimName      = "containerd-shim-statefork-v1"
-	minKernel     = "5.10"
-	minCRIU       = "4.1"
-	minContainerd = "2.0"
+	shimName  = "containerd-shim-statefork-v1"
+	minKernel = "5.10"
+	minCRIU   = "4.1"
+	// From socketKernel on, CRIU older than minCRIUSockets cannot dump TCP
+	// sockets.
+	socketKernel   = "6.16"
+	minCRIUSockets = "4.2"
+	minContainerd  = "2.0"
 )
 
 // Run does all checks, in the order in which a user would fix them.
@@ -70,7 +74,7 @@ func Run(ctx context.Context, cfg Config) []Finding {
 		cgroup(cfg.Root),
 		userfaultfd(),
 	}
-	findings = append(findings, criu(ctx)...)
+	findings = append(findings, criu(ctx, kernelRelease(cfg.Root))...)
 	findings = append(findings, memoryTracking(ctx))
 	findings = append(findings, daemon(ctx, cfg)...)
 	return append(findings, state(cfg.State), shim(), stray(), cni(cfg.Root), nerdctl(ctx))
@@ -93,12 +97,20 @@ func root(uid int) Finding {
 	return Finding{"user", OK, "root", ""}
 }
 
-func kernel(root string) Finding {
+// kernelRelease returns the kernel's release, or nothing if /proc is not there.
+func kernelRelease(root string) string {
 	b, err := os.ReadFile(filepath.Join(root, "/proc/sys/kernel/osrelease"))
 	if err != nil {
-		return Finding{"kernel", Fail, err.Error(), "mount /proc"}
+		return ""
 	}
-	release := strings.TrimSpace(string(b))
+	return strings.TrimSpace(string(b))
+}
+
+func kernel(root string) Finding {
+	release := kernelRelease(root)
+	if release == "" {
+		return Finding{"kernel", Fail, "release is unknown", "mount /proc"}
+	}
 	if !atLeast(release, minKernel) {
 		return Finding{"kernel", Fail, release + " is too old", "use Linux " + minKernel + " or newer"}
 	}
@@ -151,18 +163,22 @@ func findCRIU() (string, error) {
 	return exec.LookPath("criu")
 }
 
-func criu(ctx context.Context) []Finding {
+func criu(ctx context.Context, kernel string) []Finding {
+	least := minCRIU
+	if atLeast(kernel, socketKernel) {
+		least = minCRIUSockets
+	}
 	path, err := findCRIU()
 	if err != nil {
-		return []Finding{{"criu", Fail, "not in PATH", "install criu " + minCRIU + " or newer, or name one in $STATEFORK_CRIU"}}
+		return []Finding{{"criu", Fail, "not in PATH", "install criu " + least + " or newer, or name one in $STATEFORK_CRIU"}}
 	}
 	out, err := exec.CommandContext(ctx, path, "--version").CombinedOutput()
 	version := firstVersion(string(out))
 	if err != nil || version == "" {
-		return []Finding{{"criu", Fail, path + " does not tell its version: " + lastLine(out, err), "install criu " + minCRIU + " or newer"}}
+		return []Finding{{"criu", Fail, path + " does not tell its version: " + lastLine(out, err), "install criu " + least + " or newer"}}
 	}
-	if !atLeast(version, minCRIU) {
-		return []Finding{{"criu", Fail, version + " at " + path + " is too old", "install criu " + minCRIU + " or newer"}}
+	if !atLeast(version, least) {
+		return []Finding{{"criu", Fail, version + " at " + path + " is too old", "install criu " + least + " or newer"}}
 	}
 	found := []Finding{{"criu", OK, version + " at " + path, ""}}
 	if out, err := exec.CommandContext(ctx, path, "check").CombinedOutput(); err != nil {
