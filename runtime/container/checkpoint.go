@@ -105,6 +105,9 @@ func (c *Container) Checkpoint(ctx context.Context, opts CheckpointOptions) (_ T
 	if err := c.restoreSwapped(ctx, swap, r); err != nil {
 		return t, nil, errors.Join(retErr, err)
 	}
+	if err := c.stayPaused(d.paused); err != nil {
+		log.G(ctx).WithError(err).Warn("container runs on that was paused")
+	}
 	if retErr != nil {
 		return t, nil, errors.Join(retErr, os.RemoveAll(opts.Images))
 	}
@@ -444,6 +447,19 @@ func (c *Container) thaw(cg cgroups.Manager, paused bool) error {
 	}
 	if err := cg.Freeze(cgroups.Thawed); err != nil {
 		return fmt.Errorf("thaw container: %w", err)
+	}
+	return nil
+}
+
+// stayPaused pauses a restored container whose user has paused it: CRIU lets
+// restored processes run.
+func (c *Container) stayPaused(paused bool) error {
+	if !paused {
+		return nil
+	}
+	if err := c.lc().Pause(); err != nil {
+		c.setStatus(c.init, StatusRunning)
+		return fmt.Errorf("pause restored container: %w", err)
 	}
 	return nil
 }

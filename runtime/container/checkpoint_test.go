@@ -44,7 +44,7 @@ func newChain(t *testing.T) *chain {
 	if err := os.WriteFile(filepath.Join(base, "bin/busybox"), bin, 0o755); err != nil {
 		t.Fatal(err)
 	}
-	for _, a := range []string{"sh", "sleep", "cat", "echo", "rm", "mkdir", "unshare", "hostname"} {
+	for _, a := range []string{"sh", "sleep", "cat", "echo", "rm", "mkdir", "unshare", "hostname", "mv", "date"} {
 		if err := os.Symlink("busybox", filepath.Join(base, "bin", a)); err != nil {
 			t.Fatal(err)
 		}
@@ -376,6 +376,75 @@ func TestSealFails(t *testing.T) {
 	if got := b.rec.all(); len(got) != 0 {
 		t.Errorf("exits were told: %v", got)
 	}
+}
+
+// TestPaused has a paused container stay paused over a checkpoint and a restore.
+func TestPaused(t *testing.T) {
+	ctx := context.Background()
+	ch := newChain(t)
+	b := newBox(t, ch, ch.on(ch.lowers), "", counting, nil)
+	b.count()
+	if err := b.Pause(ctx); err != nil {
+		t.Fatal(err)
+	}
+	br := b.checkpoint()
+	b.restore(br)
+	if s, err := b.State(""); err != nil || s.Status != StatusPaused {
+		t.Errorf("got status %q, %v", s.Status, err)
+	}
+	n := b.count()
+	if again := b.count(); again != n {
+		t.Errorf("counter went from %d to %d in a paused container", n, again)
+	}
+	if err := b.Resume(ctx); err != nil {
+		t.Fatal(err)
+	}
+	b.eventually("the counter", func() bool { return b.count() > n })
+}
+
+// TestExecRefuses has an exec'd process that would be lost refused by name, and
+// one that has put itself below init kept.
+func TestExecRefuses(t *testing.T) {
+	ctx := context.Background()
+	ch := newChain(t)
+	b := newBox(t, ch, ch.on(ch.lowers), "", counting, nil)
+	b.count()
+	exec := func(id, script string) {
+		t.Helper()
+		p := *b.spec.Process
+		p.Args = []string{"/bin/sh", "-c", script}
+		if err := b.Exec(ctx, ExecConfig{ID: id, Spec: &p}); err != nil {
+			t.Fatal(err)
+		}
+		if _, err := b.Start(ctx, id); err != nil {
+			t.Fatal(err)
+		}
+	}
+	exec("stays", "exec sleep 1000")
+	release, err := b.Acquire(ctx)
+	if err != nil {
+		t.Fatal(err)
+	}
+	_, _, err = b.Checkpoint(ctx, CheckpointOptions{Images: filepath.Join(ch.dir, "images"), Phase: quietPhase})
+	release()
+	if !errdefs.IsFailedPrecondition(err) || !strings.Contains(err.Error(), `"stays"`) {
+		t.Fatalf("got %v, want a refusal that names the process", err)
+	}
+	if err := b.Kill(ctx, "stays", unix.SIGKILL, false); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := b.Wait(ctx, "stays"); err != nil {
+		t.Fatal(err)
+	}
+	// One generation on, init has a time namespace of its own.
+	b.checkpoint()
+	exec("leaves", "(echo $$ >/tmp/left; while :; do date +%s%N >/tmp/beat; sleep 0.02; done) &")
+	if _, err := b.Wait(ctx, "leaves"); err != nil {
+		t.Fatal(err)
+	}
+	b.checkpoint()
+	beat := b.read("tmp/beat")
+	b.eventually("the daemon", func() bool { return b.read("tmp/beat") != beat })
 }
 
 func requireRoot(t *testing.T) {

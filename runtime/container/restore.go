@@ -84,6 +84,9 @@ func (c *Container) Restore(ctx context.Context, opts RestoreOptions) (_ *Restor
 	if err := c.restoreSwapped(ctx, swap, r); err != nil {
 		return nil, err
 	}
+	if err := c.stayPaused(paused); err != nil {
+		log.G(ctx).WithError(err).Warn("container runs on that was paused")
+	}
 	res.Timings.Restore = time.Since(at)
 	res.Timings.Frozen = time.Since(frozen)
 	res.Timings.Total = time.Since(begin)
