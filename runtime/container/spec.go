@@ -111,7 +111,7 @@ func libcontainerProcess(p *specs.Process) (*libcontainer.Process, error) {
 		AppArmorProfile: p.ApparmorProfile,
 		Scheduler:       p.Scheduler,
 		IOPriority:      p.IOPriority,
-		LogLevel:        strconv.Itoa(int(log.GetLevel())),
+		LogLevel:        strconv.Itoa(int(min(log.GetLevel(), log.InfoLevel))), // debugging ends up in stderr
 	}
 	for _, gid := range p.User.AdditionalGids {
 		lp.AdditionalGroups = append(lp.AdditionalGroups, int(gid))
