@@ -67,8 +67,10 @@ type ExternalMount struct {
 	// Mountpoint is the path in the container.
 	Mountpoint string `json:"mountpoint"`
 	Kind       string `json:"kind"`
-	// FSType and Options are the file system's type and its own options.
+	// FSType, Source and Options are the file system's type, what it calls its
+	// source, and its own options.
 	FSType  string `json:"fstype"`
+	Source  string `json:"source,omitempty"`
 	Options string `json:"options,omitempty"`
 	// Dev identifies the file system instance within one Description.
 	Dev string `json:"dev"`

@@ -62,6 +62,7 @@ func classify(infos []*mountinfo.Info, binds []string) ([]ExternalMount, error) 
 			Mountpoint: m.Mountpoint,
 			Kind:       kind,
 			FSType:     m.FSType,
+			Source:     m.Source,
 			Options:    m.VFSOptions,
 			Dev:        devOf(m),
 			Root:       m.Root,

@@ -106,7 +106,7 @@ func TestTmpfsRoundTrip(t *testing.T) {
 	}
 	ctx := context.Background()
 	const options = "rw,size=4096k,mode=755"
-	src, err := mountTmpfsDetached(options)
+	src, err := mountTmpfsDetached("shm", options)
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -98,7 +98,7 @@ func describeTmpfs(ext []ExternalMount, live *staging) error {
 // newTmpfs makes a tmpfs like base, fills it from the archive if that exists,
 // and returns it as a detached mount.
 func newTmpfs(ctx context.Context, base ExternalMount, archivePath string) (_ *os.File, retErr error) {
-	f, err := mountTmpfsDetached(base.Options)
+	f, err := mountTmpfsDetached(base.Source, base.Options)
 	if err != nil {
 		return nil, fmt.Errorf("make tmpfs for %q: %w", base.Mountpoint, err)
 	}
@@ -124,12 +124,17 @@ func newTmpfs(ctx context.Context, base ExternalMount, archivePath string) (_ *o
 
 // mountTmpfsDetached makes a tmpfs with the options that mountinfo showed for
 // another one ("rw,size=65536k,mode=755,inode64").
-func mountTmpfsDetached(options string) (*os.File, error) {
+func mountTmpfsDetached(source, options string) (*os.File, error) {
 	fs, err := unix.Fsopen("tmpfs", unix.FSOPEN_CLOEXEC)
 	if err != nil {
 		return nil, os.NewSyscallError("fsopen", err)
 	}
 	defer unix.Close(fs)
+	if source != "" {
+		if err := unix.FsconfigSetString(fs, "source", source); err != nil {
+			return nil, fmt.Errorf("source %q: %w", source, os.NewSyscallError("fsconfig", err))
+		}
+	}
 	for _, o := range strings.Split(options, ",") {
 		k, v, hasValue := strings.Cut(o, "=")
 		switch {
