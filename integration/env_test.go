@@ -55,7 +55,9 @@ func (e *env) finish() {
 	ctx := e.cleanupContext()
 	if e.Failed() {
 		e.Log(e.ns.Containerd.Tail(e.ns.NS))
-		_ = e.ns.Empty(ctx) // what is left is the consequence
+		if err := e.ns.Discard(ctx); err != nil {
+			e.Log(err)
+		}
 		return
 	}
 	if err := e.ns.Check(ctx); err != nil {

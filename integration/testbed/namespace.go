@@ -21,8 +21,8 @@ func (n *Namespace) scope(ctx context.Context) context.Context {
 	return namespaces.WithNamespace(ctx, n.NS)
 }
 
-// Empty ends and removes every container of the namespace, and then its images.
-// It fails if there was a container.
+// Empty fails if there is a container in the namespace, and discards everything
+// in it.
 func (n *Namespace) Empty(ctx context.Context) error {
 	ctx = n.scope(ctx)
 	all, err := n.client.Containers(ctx)
@@ -31,7 +31,21 @@ func (n *Namespace) Empty(ctx context.Context) error {
 	}
 	var errs []error
 	for _, c := range all {
-		errs = append(errs, fmt.Errorf("container %q of namespace %q was not removed", c.ID(), n.NS), Destroy(ctx, c))
+		errs = append(errs, fmt.Errorf("container %q of namespace %q was not removed", c.ID(), n.NS))
+	}
+	return errors.Join(append(errs, n.Discard(ctx))...)
+}
+
+// Discard ends and removes every container of the namespace, and its images.
+func (n *Namespace) Discard(ctx context.Context) error {
+	ctx = n.scope(ctx)
+	all, err := n.client.Containers(ctx)
+	if err != nil {
+		return fmt.Errorf("list containers: %w", err)
+	}
+	var errs []error
+	for _, c := range all {
+		errs = append(errs, Destroy(ctx, c))
 	}
 	imgs, err := n.client.ImageService().List(ctx)
 	if err != nil {

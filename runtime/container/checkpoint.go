@@ -384,7 +384,8 @@ func (c *Container) dumpFrozen(ctx context.Context, d *dumping, cg cgroups.Manag
 		if s != nil {
 			s.cancel()
 		}
-		return nil, err
+		pids, perr := cg.GetAllPids()
+		return nil, errors.Join(culprits(err, pids), perr)
 	}
 	if err := c.finishImages(ctx, d, images); err != nil {
 		// The tree is dead and what is missing is small: go on with it.

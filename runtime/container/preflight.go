@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"net"
 	"os"
+	"path/filepath"
 	"strconv"
 	"strings"
 
@@ -96,6 +97,36 @@ func descends(tasks map[int]task, pid, init int) bool {
 		pid = t.ppid
 	}
 	return false
+}
+
+// culprits names, for a refusal by CRIU that does not, the processes that have
+// such a file open. CRIU tells what it met, but only its verbose log where.
+func culprits(refusal error, pids []int) error {
+	const uring = "anon_inode:[io_uring]"
+	if !strings.Contains(refusal.Error(), "io_uring") {
+		return refusal
+	}
+	var found []string
+	for _, pid := range pids {
+		t, err := readTask(pid)
+		if err != nil {
+			continue
+		}
+		dir := fmt.Sprintf("/proc/%d/fd", pid)
+		fds, err := os.ReadDir(dir)
+		if err != nil {
+			continue
+		}
+		for _, fd := range fds {
+			if link, err := os.Readlink(filepath.Join(dir, fd.Name())); err == nil && link == uring {
+				found = append(found, fmt.Sprintf("%s fd %s", t, fd.Name()))
+			}
+		}
+	}
+	if len(found) == 0 {
+		return refusal
+	}
+	return fmt.Errorf("io_uring of %s: %w", strings.Join(found, ", "), refusal)
 }
 
 // checkedNamespaces are those that every task must share with init. A mount
