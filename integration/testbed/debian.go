@@ -18,13 +18,13 @@ import (
 	ocispec "github.com/opencontainers/image-spec/specs-go/v1"
 )
 
-// Debian is the name of the image with python3 and sqlite3.
+// Debian is the name of the image with python3, sqlite3 and procps.
 const Debian = "localhost/debian:latest"
 
 // debianRecipe is what debootstrap is told, and debianTrim what is removed then:
 // a container needs no documentation and no packages to install again.
 var (
-	debianRecipe = []string{"--variant=minbase", "--include=python3,sqlite3"}
+	debianRecipe = []string{"--variant=minbase", "--include=python3,sqlite3,procps"}
 	debianTrim   = []string{"usr/share/doc", "usr/share/man", "usr/share/locale", "var/cache/apt", "var/lib/apt/lists"}
 )
 

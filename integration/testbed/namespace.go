@@ -147,6 +147,9 @@ func (n *Namespace) listSnapshots(ctx context.Context, snapshotter string, add f
 	}
 	for _, img := range imgs {
 		diffs, err := img.RootFS(ctx)
+		if errdefs.IsNotFound(err) {
+			continue // of another kind, such as a checkpoint
+		}
 		if err != nil {
 			return fmt.Errorf("read layers of image %q: %w", img.Name(), err)
 		}
