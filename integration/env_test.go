@@ -250,9 +250,22 @@ const waitTimeout = 20 * time.Second
 // equal compares what a container shows with what it must.
 func (e *env) equal(what, got, want string) {
 	e.Helper()
-	if got != want {
-		e.Errorf("%s is %q, want %q", what, got, want)
+	if got == want {
+		return
 	}
+	if strings.Count(got, "\n")+strings.Count(want, "\n") < 20 {
+		e.Errorf("%s is %q, want %q", what, got, want)
+		return
+	}
+	lines := func(in, notIn string) (only []string) {
+		for line := range strings.Lines(in) {
+			if !strings.Contains(notIn, line) {
+				only = append(only, line)
+			}
+		}
+		return only
+	}
+	e.Errorf("%s has lines too many %q and lacks %q", what, lines(got, want), lines(want, got))
 }
 
 // eventually waits for what another process does.

@@ -132,7 +132,8 @@ func (d *Daemon) Tail(about ...string) string {
 	}
 	lines := slices.Collect(strings.Lines(string(b)))
 	lines = slices.DeleteFunc(lines, func(l string) bool {
-		return strings.Contains(l, "level=info") && !marking(about).in(l) || strings.Contains(l, "loading plugin")
+		return strings.Contains(l, "level=info") && !marking(about).in(l) ||
+			marking{"loading plugin", "fsverity", "Configuration migrated", "message on inactive stream"}.in(l)
 	})
 	if n := len(lines); n > tailLines {
 		lines = lines[n-tailLines:]
