@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"os/exec"
 	"path/filepath"
+	"slices"
 	"strings"
 	"time"
 )
@@ -48,7 +49,8 @@ func (tb *Testbed) Command(ctx context.Context, name string, args ...string) *ex
 	if _, err := exec.LookPath(path); err != nil {
 		path = name
 	}
-	cmd := exec.CommandContext(ctx, path, args...)
+	argv := slices.Concat(tb.wrapper(), []string{path}, args)
+	cmd := exec.CommandContext(ctx, argv[0], argv[1:]...)
 	cmd.Env = tb.environ()
 	return cmd
 }

@@ -27,6 +27,8 @@ type Daemon struct {
 	Args []string
 	Env  []string
 	Log  string
+	// Wrap is a program with arguments that becomes the daemon, if there is one.
+	Wrap []string
 	// Ready fails until the daemon serves.
 	Ready func(context.Context) error
 
@@ -41,7 +43,8 @@ func (d *Daemon) Start(ctx context.Context) error {
 		return fmt.Errorf("start %s: %w", d.Name, err)
 	}
 	defer log.Close()
-	cmd := exec.Command(d.Path, d.Args...)
+	argv := slices.Concat(d.Wrap, []string{d.Path}, d.Args)
+	cmd := exec.Command(argv[0], argv[1:]...)
 	cmd.Env = d.Env
 	cmd.Stdout, cmd.Stderr = log, log
 	// An interrupt at the terminal is for whoever runs the testbed, who then

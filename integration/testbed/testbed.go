@@ -49,11 +49,23 @@ type Testbed struct {
 	logf   func(format string, args ...any)
 	before Inventory
 	client *containerd.Client
+	// netns is the network namespace's file, empty for the machine's own.
+	netns string
 }
 
 // Start takes an inventory of the machine, builds what is stale of our binaries
 // and starts both daemons. logf may be nil.
-func Start(ctx context.Context, logf func(format string, args ...any)) (_ *Testbed, retErr error) {
+func Start(ctx context.Context, logf func(format string, args ...any)) (*Testbed, error) {
+	return start(ctx, logf, false)
+}
+
+// StartApart is Start in a network namespace of its own: what containers have of
+// bridges, addresses and firewall rules does not reach the machine.
+func StartApart(ctx context.Context, logf func(format string, args ...any)) (*Testbed, error) {
+	return start(ctx, logf, true)
+}
+
+func start(ctx context.Context, logf func(format string, args ...any), apart bool) (_ *Testbed, retErr error) {
 	if logf == nil {
 		logf = func(string, ...any) {}
 	}
@@ -82,6 +94,11 @@ func Start(ctx context.Context, logf func(format string, args ...any)) (_ *Testb
 	if err := tb.configure(); err != nil {
 		return nil, err
 	}
+	if apart {
+		if err := tb.addNetwork(ctx); err != nil {
+			return nil, err
+		}
+	}
 	return tb, tb.startDaemons(ctx)
 }
 
@@ -106,6 +123,7 @@ func (tb *Testbed) startDaemons(ctx context.Context) error {
 	tb.Snapshotterd = &Daemon{
 		Name: "containerd-statefork-grpc",
 		Path: tb.bin.Snapshotterd,
+		Wrap: tb.wrapper(),
 		Args: []string{"--root", tb.LayersRoot(), "--address", tb.path("l.sock")},
 		Env:  tb.environ(),
 		Log:  tb.path("snapshotter.log"),
@@ -116,6 +134,7 @@ func (tb *Testbed) startDaemons(ctx context.Context) error {
 	tb.Containerd = &Daemon{
 		Name:  "containerd",
 		Path:  tb.bin.Containerd,
+		Wrap:  tb.wrapper(),
 		Args:  []string{"--config", tb.path("containerd.toml")},
 		Env:   tb.environ(),
 		Log:   tb.path("containerd.log"),
@@ -240,6 +259,9 @@ func (tb *Testbed) Stop(ctx context.Context) error {
 		if d != nil {
 			errs = append(errs, d.Stop(ctx))
 		}
+	}
+	if tb.netns != "" {
+		errs = append(errs, tb.removeNetwork(ctx))
 	}
 	left, err := tb.settle(ctx)
 	errs = append(errs, err)
