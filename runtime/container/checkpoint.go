@@ -94,6 +94,9 @@ func (c *Container) Checkpoint(ctx context.Context, opts CheckpointOptions) (_ T
 	// caller.
 	ctx = context.WithoutCancel(ctx)
 	t.Dump = time.Since(frozen)
+	if cg, err := c.cgroup(); err == nil {
+		r.joinFreezer(cg)
+	}
 	at := time.Now()
 	if err := c.sealAndSwitch(ctx, d, opts); err != nil {
 		// The old root is mounted again: restore what was dumped into it.

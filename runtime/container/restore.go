@@ -73,6 +73,9 @@ func (c *Container) Restore(ctx context.Context, opts RestoreOptions) (_ *Restor
 		return nil, err
 	}
 	ctx = context.WithoutCancel(ctx)
+	if cg, err := c.cgroup(); err == nil {
+		r.joinFreezer(cg)
+	}
 	c.phase(ctx, opts.Phase, PhaseRestore)
 	at := time.Now()
 	if err := c.switchRoot(ctx, opts); err != nil {
@@ -237,6 +240,19 @@ type restoring struct {
 	stdio  []*os.File
 	fds    []criu.InheritFD
 	worker *criu.Worker
+	// joined yields once the worker is in the cgroup that freezes the
+	// container; nil before that was begun.
+	joined chan error
+}
+
+// joinFreezer begins to put the worker into the cgroup that freezes the
+// container, which must not be frozen. The kernel lets such a write wait for
+// some 10 ms: meanwhile there are other things to do.
+func (r *restoring) joinFreezer(cg cgroups.Manager) {
+	joined := make(chan error, 1)
+	r.joined = joined
+	dir, pid := freezerPath(cg), r.worker.Pid()
+	go func() { joined <- cgroups.WriteCgroupProc(dir, pid) }()
 }
 
 func (r *restoring) Close() {
@@ -395,7 +411,10 @@ func (c *Container) restoreOnce(ctx context.Context, r *restoring) error {
 
 // runRestore has the prepared CRIU process restore the tree.
 func (c *Container) runRestore(ctx context.Context, cg cgroups.Manager, r *restoring) (int, []*os.File, error) {
-	if err := cgroups.WriteCgroupProc(freezerPath(cg), r.worker.Pid()); err != nil {
+	if r.joined == nil {
+		r.joinFreezer(cg)
+	}
+	if err := <-r.joined; err != nil {
 		return 0, nil, fmt.Errorf("join cgroup: %w", err)
 	}
 	if err := attachRoot(r.worker.Pid(), c.rootfs); err != nil {
