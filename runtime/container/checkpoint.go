@@ -98,8 +98,13 @@ func (c *Container) Checkpoint(ctx context.Context, opts CheckpointOptions) (_ T
 		r.joinFreezer(cg)
 	}
 	at := time.Now()
-	if err := c.sealAndSwitch(ctx, d, opts); err != nil {
-		// The old root is mounted again: restore what was dumped into it.
+	old, err := c.takeRoot()
+	if err == nil {
+		defer old.end()
+		err = c.sealAndSwitch(ctx, d, old, opts)
+	}
+	if err != nil {
+		// The old root is there again: restore what was dumped into it.
 		retErr = fmt.Errorf("seal root: %w", err)
 	}
 	t.Seal = time.Since(at)
@@ -122,56 +127,18 @@ func (c *Container) Checkpoint(ctx context.Context, opts CheckpointOptions) (_ T
 
 // sealAndSwitch replaces the dead container's root by the sealed one's
 // successor. On an error the old root is there again, as far as possible.
-func (c *Container) sealAndSwitch(ctx context.Context, d *dumping, opts CheckpointOptions) error {
-	gone, err := c.takeRoot()
-	if err != nil {
-		return err
-	}
+func (c *Container) sealAndSwitch(ctx context.Context, d *dumping, old *oldRoot, opts CheckpointOptions) error {
 	mounts, err := c.seal(ctx, d, opts)
 	if err != nil {
 		// Mounting an overlay again while it is still about is undefined.
-		<-gone
+		<-old.end()
 		return errors.Join(err, rootfs.Mount(c.rootMounts, c.rootfs))
 	}
 	c.rootMounts = mounts
-	awaitEnd(gone)
+	old.await()
 	// If this fails, the node is whole, and its layer must not be written any
 	// more: there is no way back to the old root.
 	return rootfs.Mount(mounts, c.rootfs)
-}
-
-// takeRoot unmounts the root of the dead container. The end of an overlay
-// writes back all of the file system below it, whoever dirtied it: that goes on
-// in the background, and gone is closed when it is done.
-func (c *Container) takeRoot() (gone <-chan struct{}, _ error) {
-	old, _, err := openTree(unix.AT_FDCWD, c.rootfs, unix.OPEN_TREE_CLONE)
-	if err != nil {
-		return nil, fmt.Errorf("hold root: %w", err)
-	}
-	err = rootfs.Unmount(c.rootfs)
-	done := make(chan struct{})
-	c.waiters.Go(func() {
-		defer close(done)
-		old.Close() //nolint:errcheck // nothing was written through it
-	})
-	if err != nil {
-		return nil, fmt.Errorf("unmount root: %w", err)
-	}
-	return done, nil
-}
-
-// endPatience is how long a switch waits for the end of the old root. The
-// kernel warns when a sealed layer is mounted before that, though no harm can
-// come of it: nobody is left to write through the old root.
-const endPatience = 10 * time.Millisecond
-
-func awaitEnd(gone <-chan struct{}) {
-	timer := time.NewTimer(endPatience)
-	defer timer.Stop()
-	select {
-	case <-gone:
-	case <-timer.C:
-	}
 }
 
 func (c *Container) seal(ctx context.Context, d *dumping, opts CheckpointOptions) ([]mount.Mount, error) {

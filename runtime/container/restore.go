@@ -78,7 +78,12 @@ func (c *Container) Restore(ctx context.Context, opts RestoreOptions) (_ *Restor
 	}
 	c.phase(ctx, opts.Phase, PhaseRestore)
 	at := time.Now()
-	if err := c.switchRoot(ctx, opts); err != nil {
+	old, err := c.takeRoot()
+	if err == nil {
+		defer old.end()
+		err = c.switchRoot(ctx, old, opts)
+	}
+	if err != nil {
 		swap.lost()
 		return nil, fmt.Errorf("container has ended, its nodes are whole: %w: %w", err, errdefs.ErrAborted)
 	}
@@ -97,17 +102,13 @@ func (c *Container) Restore(ctx context.Context, opts RestoreOptions) (_ *Restor
 }
 
 // switchRoot puts the node's root in the place of the dead container's.
-func (c *Container) switchRoot(ctx context.Context, opts RestoreOptions) error {
-	gone, err := c.takeRoot()
-	if err != nil {
-		return err
-	}
+func (c *Container) switchRoot(ctx context.Context, old *oldRoot, opts RestoreOptions) error {
 	mounts, err := opts.Switch(ctx)
 	if err != nil {
 		return fmt.Errorf("switch root: %w", err)
 	}
 	c.rootMounts = mounts
-	awaitEnd(gone)
+	old.await()
 	return rootfs.Mount(mounts, c.rootfs)
 }
 
