@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"os"
 	"slices"
 	"strings"
 	"syscall"
@@ -28,7 +27,7 @@ func (l *Leftovers) Error() string {
 }
 
 // leftovers lists what is new on the machine since the testbed's start. What
-// nothing ties to the testbed counts only in CI, where the machine is its alone.
+// nothing ties to the testbed counts only if the machine was its alone.
 func (tb *Testbed) leftovers() ([]Item, error) {
 	now, err := TakeInventory(tb.marks()...)
 	if err != nil {
@@ -38,7 +37,7 @@ func (tb *Testbed) leftovers() ([]Item, error) {
 		if i.Kind == "file" && strings.HasPrefix(i.Name, tb.Dir) {
 			return true
 		}
-		return !i.Ours && os.Getenv("CI") != "true"
+		return !i.Ours && !tb.Alone
 	}), nil
 }
 

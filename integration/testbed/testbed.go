@@ -44,6 +44,9 @@ type Testbed struct {
 	// Settle bounds how long the machine may take until it looks again as it
 	// did before.
 	Settle time.Duration
+	// Alone says that nothing else has run on the machine, so that everything
+	// new on it was left by the testbed.
+	Alone bool
 
 	bin    Binaries
 	logf   func(format string, args ...any)
