@@ -23,6 +23,8 @@ type console struct {
 	masters []*os.File
 	// size is the last size that was asked for.
 	size *unix.Winsize
+	// held says that input waits: the present master is about to be replaced.
+	held bool
 	// finished says that there will be no other master.
 	finished bool
 	closed   bool
@@ -50,8 +52,20 @@ func (c *console) replace(master *os.File) error {
 		}
 	}
 	c.masters = append(c.masters, master)
+	c.held = false
 	c.changedLocked()
 	return nil
+}
+
+// hold has input wait, or go on. A write to a terminal whose last process is
+// dying can succeed and be lost.
+func (c *console) hold(held bool) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if c.held != held {
+		c.held = held
+		c.changedLocked()
+	}
 }
 
 // finish says that there will be no other master.
@@ -150,7 +164,7 @@ func (c *console) Write(p []byte) (int, error) {
 	for {
 		c.mu.Lock()
 		var m *os.File
-		if n := len(c.masters); n > 0 {
+		if n := len(c.masters); n > 0 && !c.held {
 			m = c.masters[n-1]
 		}
 		changed, over := c.changed, c.finished

@@ -195,6 +195,7 @@ func (c *Container) beginSwap() *swap {
 	defer c.mu.Unlock()
 	s := &swap{c: c, gen: c.gen, reaped: c.gen.reaped}
 	c.swap = s
+	c.init.io.holdInput(true)
 	return s
 }
 
@@ -214,6 +215,7 @@ func (s *swap) end() {
 		return
 	}
 	c.swap = nil
+	c.init.io.holdInput(false)
 	select {
 	case <-s.gen.reaped:
 	default:
@@ -227,7 +229,8 @@ func (s *swap) end() {
 }
 
 // adoptInit makes pid, a child of ours, the next generation of init and ends
-// the swap, if there is one. Its exit is the container's exit.
+// the swap, if there is one. Its exit is the container's exit. A terminal's
+// input goes on when replaceConsole is called.
 func (c *Container) adoptInit(pid int) {
 	next := &generation{number: 1, pid: pid, reaped: make(chan struct{}), wait: waitPid(pid)}
 	c.mu.Lock()

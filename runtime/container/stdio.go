@@ -223,6 +223,14 @@ func (s *stdio) attachConsole(master *os.File) error {
 // keeps its size.
 func (s *stdio) replaceConsole(master *os.File) error { return s.attachConsole(master) }
 
+// holdInput has the input of a terminal wait while its processes are replaced,
+// or go on. The input of a pipe waits in the pipe.
+func (s *stdio) holdInput(held bool) {
+	if s.console != nil {
+		s.console.hold(held)
+	}
+}
+
 // containerEnds returns the container's ends of init's pipes by descriptor: for
 // stdin the reading end, else the writing ends. They are open as long as the
 // task lives. A terminal has none.
