@@ -101,7 +101,6 @@ type box struct {
 	t     *testing.T
 	chain *chain
 	rec   *recorder
-	n     int
 }
 
 func newBox(t *testing.T, ch *chain, mounts []mount.Mount, images, script string, change func(*specs.Spec)) *box {
