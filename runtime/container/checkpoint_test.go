@@ -5,6 +5,7 @@ import (
 	"encoding/json"
 	"fmt"
 	"os"
+	"os/exec"
 	"path/filepath"
 	"strings"
 	"sync"
@@ -320,6 +321,82 @@ func TestFork(t *testing.T) {
 	g.eventually("the counter of the fork's fork", func() bool { return g.count() > n })
 }
 
+// goServer is a Go program with a listener, which by default is a multipath TCP
+// one, and a connection to itself.
+const goServer = `package main
+
+import (
+	"fmt"
+	"net"
+	"os"
+	"time"
+)
+
+func main() {
+	l, err := net.Listen("tcp", "127.0.0.1:7000")
+	if err != nil {
+		panic(err)
+	}
+	go func() {
+		for {
+			c, err := l.Accept()
+			if err != nil {
+				panic(err)
+			}
+			go func() {
+				b := make([]byte, 1)
+				for {
+					if _, err := c.Read(b); err != nil {
+						return
+					}
+					c.Write(b)
+				}
+			}()
+		}
+	}()
+	c, err := net.Dial("tcp", "127.0.0.1:7000")
+	if err != nil {
+		panic(err)
+	}
+	b := []byte{0}
+	for n := 1; ; n++ {
+		if _, err := c.Write(b); err != nil {
+			panic(err)
+		}
+		if _, err := c.Read(b); err != nil {
+			panic(err)
+		}
+		os.WriteFile("/tmp/n", []byte(fmt.Sprintln(n)), 0o644)
+		time.Sleep(10 * time.Millisecond)
+	}
+}
+`
+
+func TestGoServer(t *testing.T) {
+	ch := newChain(t)
+	dir := t.TempDir()
+	src := filepath.Join(dir, "main.go")
+	if err := os.WriteFile(src, []byte(goServer), 0o644); err != nil {
+		t.Fatal(err)
+	}
+	build := exec.Command("go", "build", "-o", filepath.Join(ch.lowers[0], "bin/server"), src)
+	build.Env = append(os.Environ(), "CGO_ENABLED=0")
+	if out, err := build.CombinedOutput(); err != nil {
+		t.Fatalf("%v: %s", err, out)
+	}
+	b := newBox(t, ch, ch.on(ch.lowers), "", "exec /bin/server", nil)
+	b.count()
+	br := b.checkpoint()
+	n := b.count()
+	b.eventually("the connection", func() bool { return b.count() > n })
+	b.restore(br)
+	f := newBox(t, ch, ch.on(br.lowers), br.images, "", nil)
+	for _, x := range []*box{b, f} {
+		n := x.count()
+		x.eventually("the restored connection", func() bool { return x.count() > n })
+	}
+}
+
 // TestRefused has a tree that cannot be dumped run on as if nothing had been.
 func TestRefused(t *testing.T) {
 	ch := newChain(t)
@@ -410,7 +487,7 @@ func TestExecRefuses(t *testing.T) {
 	ch := newChain(t)
 	b := newBox(t, ch, ch.on(ch.lowers), "", counting, nil)
 	b.count()
-	exec := func(id, script string) {
+	run := func(id, script string) {
 		t.Helper()
 		p := *b.spec.Process
 		p.Args = []string{"/bin/sh", "-c", script}
@@ -421,7 +498,7 @@ func TestExecRefuses(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	exec("stays", "exec sleep 1000")
+	run("stays", "exec sleep 1000")
 	release, err := b.Acquire(ctx)
 	if err != nil {
 		t.Fatal(err)
@@ -439,7 +516,7 @@ func TestExecRefuses(t *testing.T) {
 	}
 	// One generation on, init has a time namespace of its own.
 	b.checkpoint()
-	exec("leaves", "(echo $$ >/tmp/left; while :; do date +%s%N >/tmp/beat; sleep 0.02; done) &")
+	run("leaves", "(echo $$ >/tmp/left; while :; do date +%s%N >/tmp/beat; sleep 0.02; done) &")
 	if _, err := b.Wait(ctx, "leaves"); err != nil {
 		t.Fatal(err)
 	}

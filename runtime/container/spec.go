@@ -3,6 +3,7 @@ package container
 import (
 	"encoding/json"
 	"fmt"
+	"maps"
 	"os"
 	"path/filepath"
 	"slices"
@@ -84,7 +85,26 @@ func libcontainerConfig(cfg Config, spec *specs.Spec) (*configs.Config, error) {
 	const bundle = "bundle="
 	conf.Labels = slices.DeleteFunc(conf.Labels, func(l string) bool { return strings.HasPrefix(l, bundle) })
 	conf.Labels = append(conf.Labels, bundle+cfg.Bundle)
+	disableMPTCP(conf)
 	return conf, nil
+}
+
+// disableMPTCP has the container's network namespace fall back to TCP, unless
+// its configuration says otherwise: CRIU cannot dump multipath TCP, and Go
+// programs listen with it by default.
+func disableMPTCP(conf *configs.Config) {
+	const key, file = "net.mptcp.enabled", "/proc/sys/net/mptcp/enabled"
+	if _, set := conf.Sysctl[key]; set || !conf.Namespaces.IsPrivate(configs.NEWNET) {
+		return
+	}
+	if _, err := os.Stat(file); err != nil {
+		return
+	}
+	conf.Sysctl = maps.Clone(conf.Sysctl)
+	if conf.Sysctl == nil {
+		conf.Sysctl = map[string]string{}
+	}
+	conf.Sysctl[key] = "0"
 }
 
 func absolute(dir, name string) string {
