@@ -63,6 +63,7 @@ var refusals = []struct {
 	{regexp.MustCompile(`Unsupported proto 262`), "an MPTCP socket is open (net.mptcp.enabled=0 prevents it)"},
 	{regexp.MustCompile(`Unsupported (proto|type|socket)`), ""},
 	{regexp.MustCompile(`^Can't dump ghost file`), ""},
+	{regexp.MustCompile(`ctty inheritance detected`), "a shell holds /dev/tty open while another command has its terminal's foreground"},
 	{regexp.MustCompile(`^SysVIPC shmem map|with SysVIPC shmem map`), "SysV shared memory is of an ipc namespace that is not dumped"},
 	{regexp.MustCompile(`mqueue isn't empty`), "a POSIX message queue is in use"},
 	{regexp.MustCompile(`^Can't lookup mount=`), "a file is open on a mount that the tree does not have"},
