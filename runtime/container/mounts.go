@@ -104,7 +104,7 @@ func kindOf(m *mountinfo.Info, rootDev string, binds []string) (string, error) {
 
 // staged is a detached mount: it belongs to no mount namespace until attached.
 type staged struct {
-	name string // below the staging directory
+	name string // below workerDir
 	dir  bool
 	file *os.File
 }
@@ -259,21 +259,36 @@ func tmpfsBases(ext []ExternalMount) map[string]ExternalMount {
 	return bases
 }
 
+// workerDir is where, in the mount namespace of a restoring CRIU, a tmpfs of
+// its own lies over whatever the host has there: CRIU leaves a directory in /tmp
+// if it is killed. In it are the staged mounts, and the container's new root.
+const workerDir = "/tmp"
+
+// workerRoot is the container's new root as a restoring CRIU sees it.
+const workerRoot = workerDir + "/root"
+
 // attach makes a private mount namespace for the calling OS thread and puts
-// the staged mounts below dir in it. The thread must not be used for anything
-// else afterwards. The mounts' descriptors stay open but are used up.
-func (s *staging) attach(dir string) error {
+// the staged mounts into it, and leaves the mount at oldRoot out, as it would be
+// kept busy. The thread must not be used for anything else afterwards. The
+// mounts' descriptors stay open but are used up.
+func (s *staging) attach(oldRoot string) error {
 	if err := unix.Unshare(unix.CLONE_FS | unix.CLONE_NEWNS); err != nil {
 		return os.NewSyscallError("unshare", err)
 	}
 	if err := unix.Mount("", "/", "", unix.MS_REC|unix.MS_SLAVE, ""); err != nil {
 		return os.NewSyscallError("make mounts private", err)
 	}
-	if err := unix.Mount("statefork", dir, "tmpfs", unix.MS_NOSUID|unix.MS_NODEV, "mode=700"); err != nil {
+	if err := unix.Unmount(oldRoot, unix.MNT_DETACH); err != nil && !errors.Is(err, unix.EINVAL) {
+		return fmt.Errorf("detach old root: %w", err)
+	}
+	if err := unix.Mount("statefork", workerDir, "tmpfs", unix.MS_NOSUID|unix.MS_NODEV, "mode=700"); err != nil {
 		return fmt.Errorf("mount staging directory: %w", err)
 	}
+	if err := os.Mkdir(workerRoot, 0o700); err != nil {
+		return fmt.Errorf("make mountpoint of root: %w", err)
+	}
 	for _, m := range s.mounts {
-		target := filepath.Join(dir, m.name)
+		target := filepath.Join(workerDir, m.name)
 		if err := makeTarget(target, m.dir); err != nil {
 			return fmt.Errorf("make staging target: %w", err)
 		}
@@ -295,7 +310,7 @@ func makeTarget(target string, dir bool) error {
 	return f.Close()
 }
 
-// criuExternal lists the external mounts in CRIU's form for a dump.
+// criuExternalDump lists the external mounts in CRIU's form for a dump.
 func criuExternalDump(ext []ExternalMount) []string {
 	out := make([]string, 0, len(ext))
 	for _, m := range ext {
@@ -305,10 +320,10 @@ func criuExternalDump(ext []ExternalMount) []string {
 }
 
 // criuExternalRestore lists the staged mounts in CRIU's form for a restore.
-func (s *staging) criuExternalRestore(dir string) []string {
+func (s *staging) criuExternalRestore() []string {
 	out := make([]string, 0, len(s.sources))
 	for key, src := range s.sources {
-		out = append(out, "mnt["+key+"]:"+filepath.Join(dir, src))
+		out = append(out, "mnt["+key+"]:"+filepath.Join(workerDir, src))
 	}
 	sort.Strings(out)
 	return out

@@ -236,7 +236,6 @@ type restoreSource struct {
 // restoring is a CRIU process that is ready to restore.
 type restoring struct {
 	restoreSource
-	dir    string // staging directory
 	work   string
 	stdio  []*os.File
 	fds    []criu.InheritFD
@@ -267,9 +266,6 @@ func (r *restoring) Close() {
 	if r.work != "" {
 		os.RemoveAll(r.work)
 	}
-	if r.dir != "" {
-		os.Remove(r.dir)
-	}
 }
 
 // prepareRestore starts the CRIU process that is to restore: in the right
@@ -289,9 +285,6 @@ func (c *Container) prepareRestore(ctx context.Context, src restoreSource) (_ *r
 	if err != nil {
 		return nil, err
 	}
-	if r.dir, err = os.MkdirTemp(c.bundle, "mounts-"); err != nil {
-		return nil, fmt.Errorf("make staging directory: %w", err)
-	}
 	if r.work, err = os.MkdirTemp(c.bundle, "restore-"); err != nil {
 		return nil, fmt.Errorf("make work directory: %w", err)
 	}
@@ -299,12 +292,8 @@ func (c *Container) prepareRestore(ctx context.Context, src restoreSource) (_ *r
 	r.worker, err = bin.Spawn(ctx, criu.SpawnOptions{
 		Files: r.stdio,
 		Prepare: func() error {
-			if err := r.mounts.attach(r.dir); err != nil {
+			if err := r.mounts.attach(c.rootfs); err != nil {
 				return err
-			}
-			// Our view of the old root would keep it busy.
-			if err := unix.Unmount(c.rootfs, unix.MNT_DETACH); err != nil && !errors.Is(err, unix.EINVAL) {
-				return fmt.Errorf("detach old root: %w", err)
 			}
 			return r.namespaces.apply()
 		},
@@ -429,8 +418,8 @@ func (c *Container) runRestore(ctx context.Context, cg cgroups.Manager, r *resto
 	res, err := r.worker.Restore(ctx, criu.RestoreOptions{
 		Images:      r.images,
 		Work:        r.work,
-		Root:        c.rootfs,
-		External:    r.mounts.criuExternalRestore(r.dir),
+		Root:        workerRoot,
+		External:    r.mounts.criuExternalRestore(),
 		InheritFDs:  r.fds,
 		NetworkLock: lock,
 		TCPClose:    closePeers,
@@ -457,7 +446,7 @@ func joinCgroups(cg cgroups.Manager, pid int) error {
 	return nil
 }
 
-// attachRoot shows the mount at root to process pid, at the same place of its
+// attachRoot shows the mount at root to the restoring CRIU process pid, in its
 // private mount namespace.
 func attachRoot(pid int, root string) error {
 	tree, _, err := openTree(unix.AT_FDCWD, root, unix.OPEN_TREE_CLONE)
@@ -474,7 +463,7 @@ func attachRoot(pid int, root string) error {
 		if err := enterMountNamespace(mnt); err != nil {
 			return err
 		}
-		err := unix.MoveMount(int(tree.Fd()), "", unix.AT_FDCWD, root, unix.MOVE_MOUNT_F_EMPTY_PATH)
+		err := unix.MoveMount(int(tree.Fd()), "", unix.AT_FDCWD, workerRoot, unix.MOVE_MOUNT_F_EMPTY_PATH)
 		if err != nil {
 			return fmt.Errorf("attach root: %w", os.NewSyscallError("move_mount", err))
 		}
