@@ -110,7 +110,8 @@ func (c *Container) Checkpoint(ctx context.Context, opts CheckpointOptions) (_ T
 	t.Seal = time.Since(at)
 	at = time.Now()
 	c.phase(ctx, opts.Phase, PhaseRestore)
-	if err := c.restoreSwapped(ctx, swap, r); err != nil {
+	resumed, err := c.restoreSwapped(ctx, swap, r)
+	if err != nil {
 		return t, nil, errors.Join(retErr, err)
 	}
 	if err := c.stayPaused(d.paused); err != nil {
@@ -120,7 +121,7 @@ func (c *Container) Checkpoint(ctx context.Context, opts CheckpointOptions) (_ T
 		return t, nil, errors.Join(retErr, os.RemoveAll(opts.Images))
 	}
 	t.Restore = time.Since(at)
-	t.Frozen = time.Since(frozen)
+	t.Frozen = resumed.Sub(frozen)
 	t.Total = time.Since(begin)
 	return t, d.desc.external(false), nil
 }

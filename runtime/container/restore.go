@@ -89,14 +89,15 @@ func (c *Container) Restore(ctx context.Context, opts RestoreOptions) (_ *Restor
 	}
 	res.Timings.Seal = time.Since(at)
 	at = time.Now()
-	if err := c.restoreSwapped(ctx, swap, r); err != nil {
+	resumed, err := c.restoreSwapped(ctx, swap, r)
+	if err != nil {
 		return nil, err
 	}
 	if err := c.stayPaused(paused); err != nil {
 		log.G(ctx).WithError(err).Warn("container runs on that was paused")
 	}
 	res.Timings.Restore = time.Since(at)
-	res.Timings.Frozen = time.Since(frozen)
+	res.Timings.Frozen = resumed.Sub(frozen)
 	res.Timings.Total = time.Since(begin)
 	return res, nil
 }
@@ -243,6 +244,8 @@ type restoring struct {
 	// joined yields once the worker is in the cgroup that freezes the
 	// container; nil before that was begun.
 	joined chan error
+	// resumed is when the restored processes ran.
+	resumed time.Time
 }
 
 // joinFreezer begins to put the worker into the cgroup that freezes the
@@ -332,10 +335,10 @@ func (r *restoring) inheritStdio(s *stdio) {
 
 // restoreSwapped brings the container back after its tree has died. It tries
 // twice; if that fails, the container's exit is published.
-func (c *Container) restoreSwapped(ctx context.Context, s *swap, r *restoring) error {
+func (c *Container) restoreSwapped(ctx context.Context, s *swap, r *restoring) (resumed time.Time, _ error) {
 	err := c.restoreOnce(ctx, r)
 	if err == nil {
-		return nil
+		return r.resumed, nil
 	}
 	log.G(ctx).WithError(err).Warn("restore once more")
 	if second, serr := c.prepareAgain(ctx, r); serr != nil {
@@ -343,12 +346,12 @@ func (c *Container) restoreSwapped(ctx context.Context, s *swap, r *restoring) e
 	} else {
 		defer second.Close()
 		if serr := c.restoreOnce(ctx, second); serr == nil {
-			return nil
+			return second.resumed, nil
 		}
 	}
 	keepLog(ctx, r, err)
 	s.lost()
-	return fmt.Errorf("container has ended, its nodes are whole: %w: %w", err, errdefs.ErrAborted)
+	return time.Time{}, fmt.Errorf("container has ended, its nodes are whole: %w: %w", err, errdefs.ErrAborted)
 }
 
 // prepareAgain readies a second try from what the first one left: the mounts
@@ -427,6 +430,7 @@ func (c *Container) runRestore(ctx context.Context, cg cgroups.Manager, r *resto
 	if err != nil {
 		return 0, nil, err
 	}
+	r.resumed = time.Now()
 	return res.Pid, res.Masters, nil
 }
 
