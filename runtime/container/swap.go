@@ -15,6 +15,7 @@ import (
 	"github.com/opencontainers/runc/libcontainer"
 	"github.com/opencontainers/runc/libcontainer/configs"
 	"github.com/opencontainers/runc/libcontainer/system"
+	"golang.org/x/sys/unix"
 
 	"github.com/statefork/statefork/runtime/criu"
 )
@@ -143,6 +144,11 @@ func (c *Container) outsidePeers(pid int, netns *os.File) ([]string, error) {
 // terminal and its exit.
 func (c *Container) adoptRestored(ctx context.Context, pid int, masters []*os.File) error {
 	if err := c.saveRestored(pid); err != nil {
+		// Nobody else would know of it.
+		if kerr := unix.Kill(pid, unix.SIGKILL); kerr == nil {
+			_, werr := waitPid(pid)()
+			err = errors.Join(err, werr)
+		}
 		return err
 	}
 	c.adoptInit(pid)
