@@ -56,7 +56,7 @@ lint: ## gofmt, vet, staticcheck, go mod tidy, shellcheck
 	@$(closing) lint contrib/setup/lint.sh
 
 .PHONY: unit
-unit: ## tests that need neither root nor a daemon, with the race detector
+unit: setup build ## tests that need neither root nor a daemon, with the race detector
 	@$(closing) unit $(gotest) -race -tags seccomp \
 		$$(go list -tags seccomp ./... | grep -v '^github.com/statefork/statefork/integration')
 

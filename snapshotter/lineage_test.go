@@ -59,6 +59,48 @@ func TestFlatParents(t *testing.T) {
 	}
 }
 
+// containerd may be killed after our commit and before its own; it then commits
+// again, by a name that it makes anew.
+func TestCommitAgain(t *testing.T) {
+	ctx := t.Context()
+	s := open(t, t.TempDir())
+	chain(t, s, 1)
+	m, err := s.Mounts(ctx, "head")
+	if err != nil {
+		t.Fatal(err)
+	}
+	upper := upperOf(m)
+	write(t, filepath.Join(upper, "file"), "x") // an empty layer is not stacked
+	node := asNode(nodeID(2))
+	commit(t, s, "7/node", "head", node)
+	commit(t, s, "7/node", "head", node)
+	commit(t, s, "9/node", "head", node)
+	if _, err := s.Stat(ctx, "7/node"); !errdefs.IsNotFound(err) {
+		t.Errorf("the first name: got %v, want it gone", err)
+	}
+	info, err := s.Stat(ctx, "9/node")
+	if err != nil || info.Kind != snapshots.KindCommitted || info.Parent != "image" || info.Labels[layer.LabelNode] != nodeID(2) {
+		t.Errorf("the second name: got %+v, %v", info, err)
+	}
+	next := prepare(t, s, "head", "image", from(nodeID(2)))
+	if got := lowersOf(next); len(got) != 3 || got[0] != filepath.Base(upper) {
+		t.Errorf("lowers are %q, want %q first", got, filepath.Base(upper))
+	}
+	// The parent's link has the new name: it is what keeps the image.
+	if err := s.Remove(ctx, "image"); !errdefs.IsFailedPrecondition(err) {
+		t.Errorf("remove the image: got %v, want a refusal", err)
+	}
+	for _, name := range []string{"head", "9/node"} {
+		remove(t, s, name)
+	}
+	// Anything else that is committed twice is a mistake.
+	prepare(t, s, "other", "image")
+	commit(t, s, "plain", "other")
+	if err := s.Commit(ctx, "plain", "other"); !errdefs.IsNotFound(err) {
+		t.Errorf("no node: got %v, want not found", err)
+	}
+}
+
 // A snapshot with a private lineage can be a visible parent too, as when
 // somebody commits a container under a name of his own.
 func TestLineageBelowVisibleParent(t *testing.T) {

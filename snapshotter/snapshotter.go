@@ -327,6 +327,9 @@ func (s *Snapshotter) commit(ctx context.Context, name, key string, opts []snaps
 	node := base.Labels[layer.LabelNode]
 	return s.store.update(ctx, func(ctx context.Context, t *tx) error {
 		snap, err := storage.GetSnapshot(ctx, key)
+		if errdefs.IsNotFound(err) && t.committed(node) {
+			return t.recommit(ctx, name, node, opts)
+		}
 		if err != nil {
 			return err
 		}

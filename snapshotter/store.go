@@ -22,6 +22,13 @@ var (
 	bucketNodes  = []byte("statefork.nodes")  // node id -> name of its snapshot
 )
 
+// MetaStore's layout, as far as recommit needs it.
+var (
+	bucketVersion   = []byte("v1")
+	bucketSnapshots = []byte("snapshots") // name -> bucket with keyKind
+	keyKind         = []byte("kind")      // one byte, a snapshots.Kind
+)
+
 // store keeps all metadata in one database, so that one transaction covers
 // both what containerd sees (names, kinds, visible parents, labels: kept by
 // containerd's own MetaStore) and the private lineage of the layers.
@@ -58,7 +65,11 @@ func openStore(ctx context.Context, file string, timeout time.Duration) (*store,
 
 // tx is one transaction on the store. The context that comes with it carries
 // the same transaction for the functions of package storage.
-type tx struct{ layers, nodes *bolt.Bucket }
+type tx struct {
+	layers, nodes *bolt.Bucket
+	// snapshots is MetaStore's own bucket of snapshots, by name.
+	snapshots *bolt.Bucket
+}
 
 func (s *store) view(ctx context.Context, fn func(context.Context, *tx) error) error {
 	return s.transact(ctx, false, fn)
@@ -70,7 +81,11 @@ func (s *store) update(ctx context.Context, fn func(context.Context, *tx) error)
 
 func (s *store) transact(ctx context.Context, writable bool, fn func(context.Context, *tx) error) error {
 	return s.run(ctx, writable, func(ctx context.Context, b *bolt.Tx) error {
-		return fn(ctx, &tx{layers: b.Bucket(bucketLayers), nodes: b.Bucket(bucketNodes)})
+		t := &tx{layers: b.Bucket(bucketLayers), nodes: b.Bucket(bucketNodes)}
+		if v := b.Bucket(bucketVersion); v != nil {
+			t.snapshots = v.Bucket(bucketSnapshots)
+		}
+		return fn(ctx, t)
 	})
 }
 

@@ -120,7 +120,7 @@ func (r *record) node(ctx context.Context, id string) (*api.Node, snapshots.Info
 
 func (r *record) walk(ctx context.Context, label, value string) ([]*api.Node, error) {
 	var nodes []*api.Node
-	err := persist(ctx, func() error {
+	err := r.persistWalk(ctx, func() error {
 		nodes = nil
 		return r.snapshots.Walk(ctx, func(_ context.Context, info snapshots.Info) error {
 			if n := api.NodeFromSnapshot(info); n != nil {
@@ -139,7 +139,7 @@ func (r *record) walk(ctx context.Context, label, value string) ([]*api.Node, er
 // key. It fails with ErrNotFound if there is none.
 func (r *record) lastCommitOf(ctx context.Context, key string) (snapshots.Info, error) {
 	var last snapshots.Info
-	err := persist(ctx, func() error {
+	err := r.persistWalk(ctx, func() error {
 		last = snapshots.Info{}
 		return r.snapshots.Walk(ctx, func(_ context.Context, info snapshots.Info) error {
 			if info.Kind == snapshots.KindCommitted && info.Created.After(last.Created) {
@@ -155,6 +155,21 @@ func (r *record) lastCommitOf(ctx context.Context, key string) (snapshots.Info, 
 		return last, fmt.Errorf("active snapshot %q is missing and nothing was committed from it: %w", key, errdefs.ErrNotFound)
 	}
 	return last, nil
+}
+
+// persistWalk is persist for a walk over the snapshots. containerd gives its
+// errors no class, so what is wrong is learned from another call.
+func (r *record) persistWalk(ctx context.Context, walk func() error) error {
+	return persist(ctx, func() error {
+		err := walk()
+		if err == nil || errdefs.IsUnavailable(err) {
+			return err
+		}
+		if _, serr := r.snapshots.Stat(ctx, r.key); errdefs.IsUnavailable(serr) {
+			return serr
+		}
+		return err
+	})
 }
 
 func labelFilter(label, value string) string {

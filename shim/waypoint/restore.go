@@ -61,7 +61,7 @@ func (s *Service) restore(ctx context.Context, req *api.RestoreRequest) (*api.Re
 // rollBack moves the container to the node. The key of its active snapshot
 // stays what it was: clients take it for granted that it is the container's id.
 func (r *record) rollBack(ctx context.Context, c *container.Container, j *journal, node *api.Node, info snapshots.Info) (*container.Restored, error) {
-	suffix, err := randomHex(4)
+	suffix, err := randomHex(6)
 	if err != nil {
 		return nil, err
 	}
@@ -75,7 +75,7 @@ func (r *record) rollBack(ctx context.Context, c *container.Container, j *journa
 		Switch: func(ctx context.Context) ([]mount.Mount, error) {
 			ctx, cancel := context.WithTimeout(ctx, sealTimeout)
 			defer cancel()
-			if err := r.abandon(ctx, abandoned, node.Id); err != nil {
+			if err := r.abandon(ctx, abandoned, suffix, node.Id); err != nil {
 				return nil, err
 			}
 			return r.prepare(ctx, r.key, node, info, nil)
@@ -115,9 +115,11 @@ func (r *record) rehearse(ctx context.Context, key string, node *api.Node, info 
 
 // abandon frees the active snapshot's key. Committing is as quick as removing
 // but destroys nothing, so that the way to the node can be taken again from
-// wherever it was interrupted: see reconcile.
-func (r *record) abandon(ctx context.Context, name, nodeID string) error {
+// wherever it was interrupted: see reconcile. The id is like a node's, by which
+// our snapshotter knows a commit that is repeated.
+func (r *record) abandon(ctx context.Context, name, id, nodeID string) error {
 	labels := map[string]string{
+		api.LabelNode:        id,
 		api.LabelGCContainer: r.id,
 		api.LabelHeadOf:      r.key,
 		api.LabelAbandoned:   nodeID,
