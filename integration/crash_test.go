@@ -12,6 +12,8 @@ import (
 	"testing"
 	"time"
 
+	"github.com/containerd/containerd/v2/core/snapshots"
+
 	"github.com/statefork/statefork/integration/testbed"
 	"github.com/statefork/statefork/shim/api"
 )
@@ -175,6 +177,10 @@ func TestSnapshotterKilled(t *testing.T) {
 		if err := tb.Snapshotterd.Restart(e.ctx); err != nil {
 			t.Fatal(err)
 		}
+		// containerd tries to connect again only now and then.
+		e.eventually(func() error {
+			return tb.Client().SnapshotService(testbed.Snapshotter).Walk(e.ctx, func(context.Context, snapshots.Info) error { return nil })
+		})
 	}
 	for i := 1; i <= 3; i++ {
 		e.step("box", i)
