@@ -314,8 +314,8 @@ func (c *Container) dump(ctx context.Context, d *dumping, images string, leaveRu
 	if err != nil {
 		return nil, err
 	}
-	if err := cg.Freeze(cgroups.Frozen); err != nil {
-		return nil, errors.Join(fmt.Errorf("freeze container: %w", err), c.thaw(cg, d.paused))
+	if err := freeze(ctx, cg); err != nil {
+		return nil, errors.Join(err, c.thaw(cg, d.paused))
 	}
 	d.at = time.Now()
 	s, err := c.dumpFrozen(ctx, d, cg, images, leaveRunning)
@@ -410,6 +410,32 @@ func freezerPath(cg cgroups.Manager) string {
 		return cg.Path("")
 	}
 	return cg.Path("freezer")
+}
+
+const (
+	// freezePatience is how long a container may take to stand still: a task
+	// that the kernel cannot stop just now holds up all others.
+	freezePatience = 2 * time.Second
+	freezeAgain    = 20 * time.Millisecond
+)
+
+// freeze makes the container stand still.
+func freeze(ctx context.Context, cg cgroups.Manager) error {
+	ctx, cancel := context.WithTimeout(ctx, freezePatience)
+	defer cancel()
+	tick := time.NewTicker(freezeAgain)
+	defer tick.Stop()
+	for {
+		err := cg.Freeze(cgroups.Frozen)
+		if err == nil {
+			return nil
+		}
+		select {
+		case <-ctx.Done():
+			return fmt.Errorf("freeze container: %w: %w", err, errdefs.ErrUnavailable)
+		case <-tick.C:
+		}
+	}
 }
 
 // thaw lets the container run, unless it was paused by its user.

@@ -374,6 +374,29 @@ func TestDeleteCreated(t *testing.T) {
 	s.checkDiary("created", "exit 137")
 }
 
+// TestDeleteNeverRestored has nobody wait for the output of processes that were
+// never there.
+func TestDeleteNeverRestored(t *testing.T) {
+	s := newSubject(t, "true", nil)
+	s.remove("")
+	s.cfg.Checkpoint, s.cfg.Observer = t.TempDir(), &diary{}
+	c, err := Create(s.ctx, s.cfg)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := c.Start(s.ctx, ""); !errdefs.IsNotFound(err) {
+		t.Errorf("start without images: got %v, want not found", err)
+	}
+	begin := time.Now()
+	if _, err := c.Delete(s.ctx, ""); err != nil {
+		t.Fatal(err)
+	}
+	if took := time.Since(begin); took >= drainTimeout {
+		t.Errorf("the deletion took %v", took)
+	}
+	s.checkGone()
+}
+
 func TestDeleteRunning(t *testing.T) {
 	s := newSubject(t, "exec sleep 1000", nil)
 	s.start("")

@@ -304,7 +304,8 @@ func (c *Container) Delete(ctx context.Context, execID string) (Exit, error) {
 	return p.exit, nil
 }
 
-// closeIO waits for the last output of p to be read, and closes its streams.
+// closeIO waits for the last output of p, which has ended or never was, to be
+// read, and closes its streams.
 func (c *Container) closeIO(ctx context.Context, p *process) error {
 	c.mu.Lock()
 	io := p.io
@@ -312,6 +313,7 @@ func (c *Container) closeIO(ctx context.Context, p *process) error {
 	if io == nil {
 		return nil
 	}
+	io.finish()
 	return errors.Join(io.drain(ctx, drainTimeout), io.close())
 }
 

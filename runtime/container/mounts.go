@@ -7,6 +7,7 @@ import (
 	"os"
 	"path"
 	"path/filepath"
+	"slices"
 	"sort"
 	"strconv"
 	"strings"
@@ -259,19 +260,23 @@ func tmpfsBases(ext []ExternalMount) map[string]ExternalMount {
 	return bases
 }
 
-// workerDir is where, in the mount namespace of a restoring CRIU, a tmpfs of
-// its own lies over whatever the host has there: CRIU leaves a directory in /tmp
-// if it is killed. In it are the staged mounts, and the container's new root.
-const workerDir = "/tmp"
+// hiddenDir is hidden from a restoring CRIU by a tmpfs of its own: it makes
+// directories there that stay if it is killed.
+const hiddenDir = "/tmp"
 
-// workerRoot is the container's new root as a restoring CRIU sees it.
-const workerRoot = workerDir + "/root"
+// workerDir holds, in that tmpfs, what a restoring CRIU is to mount; workerRoot
+// is the container's new root.
+const (
+	workerDir  = hiddenDir + "/.statefork"
+	workerRoot = workerDir + "/root"
+)
 
 // attach makes a private mount namespace for the calling OS thread and puts
-// the staged mounts into it, and leaves the mount at oldRoot out, as it would be
-// kept busy. The thread must not be used for anything else afterwards. The
-// mounts' descriptors stay open but are used up.
-func (s *staging) attach(oldRoot string) error {
+// the staged mounts into it. The mount at oldRoot is left out, as it would be
+// kept busy; program stays visible, wherever it is. The thread must not be used
+// for anything else afterwards. The mounts' descriptors stay open but are used
+// up.
+func (s *staging) attach(oldRoot, program string) error {
 	if err := unix.Unshare(unix.CLONE_FS | unix.CLONE_NEWNS); err != nil {
 		return os.NewSyscallError("unshare", err)
 	}
@@ -281,22 +286,73 @@ func (s *staging) attach(oldRoot string) error {
 	if err := unix.Unmount(oldRoot, unix.MNT_DETACH); err != nil && !errors.Is(err, unix.EINVAL) {
 		return fmt.Errorf("detach old root: %w", err)
 	}
-	if err := unix.Mount("statefork", workerDir, "tmpfs", unix.MS_NOSUID|unix.MS_NODEV, "mode=700"); err != nil {
-		return fmt.Errorf("mount staging directory: %w", err)
+	if err := hide(program); err != nil {
+		return err
 	}
-	if err := os.Mkdir(workerRoot, 0o700); err != nil {
+	if err := os.MkdirAll(workerRoot, 0o700); err != nil {
 		return fmt.Errorf("make mountpoint of root: %w", err)
 	}
 	for _, m := range s.mounts {
-		target := filepath.Join(workerDir, m.name)
-		if err := makeTarget(target, m.dir); err != nil {
-			return fmt.Errorf("make staging target: %w", err)
-		}
-		if err := unix.MoveMount(int(m.file.Fd()), "", unix.AT_FDCWD, target, unix.MOVE_MOUNT_F_EMPTY_PATH); err != nil {
-			return fmt.Errorf("attach mount %q: %w", m.name, os.NewSyscallError("move_mount", err))
+		if err := m.attach(filepath.Join(workerDir, m.name)); err != nil {
+			return err
 		}
 	}
 	return nil
+}
+
+// attach puts the mount at target.
+func (m staged) attach(target string) error {
+	if err := makeTarget(target, m.dir); err != nil {
+		return fmt.Errorf("make mountpoint: %w", err)
+	}
+	if err := unix.MoveMount(int(m.file.Fd()), "", unix.AT_FDCWD, target, unix.MOVE_MOUNT_F_EMPTY_PATH); err != nil {
+		return fmt.Errorf("attach mount %q: %w", m.name, os.NewSyscallError("move_mount", err))
+	}
+	return nil
+}
+
+// hide lays a tmpfs over hiddenDir but keeps what is there around program: the
+// program itself, and the libraries that were put beside it.
+func hide(program string) error {
+	var keep []staged
+	for _, name := range around(program) {
+		f, dir, err := openTree(unix.AT_FDCWD, name, unix.OPEN_TREE_CLONE|unix.AT_RECURSIVE)
+		if err != nil {
+			return fmt.Errorf("keep %q: %w", name, err)
+		}
+		defer f.Close()
+		keep = append(keep, staged{name: name, dir: dir, file: f})
+	}
+	if err := unix.Mount("statefork", hiddenDir, "tmpfs", unix.MS_NOSUID|unix.MS_NODEV, "mode=700"); err != nil {
+		return fmt.Errorf("mount staging directory: %w", err)
+	}
+	for _, m := range keep {
+		if err := m.attach(m.name); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// around lists what of hiddenDir a program needs: the directories right below
+// it that the program is in, by its name and by where that leads.
+func around(program string) []string {
+	names := []string{program}
+	if real, err := filepath.EvalSymlinks(program); err == nil {
+		names = append(names, real)
+	}
+	var out []string
+	for _, name := range names {
+		rel, ok := strings.CutPrefix(filepath.Clean(name), hiddenDir+"/")
+		if !ok {
+			continue
+		}
+		first, _, _ := strings.Cut(rel, "/")
+		if top := filepath.Join(hiddenDir, first); !slices.Contains(out, top) {
+			out = append(out, top)
+		}
+	}
+	return out
 }
 
 func makeTarget(target string, dir bool) error {

@@ -99,6 +99,37 @@ func TestExternalNames(t *testing.T) {
 	}
 }
 
+func TestAround(t *testing.T) {
+	dir := t.TempDir() // below /tmp, unless told otherwise
+	real := filepath.Join(dir, "criu.d", "criu")
+	if err := os.MkdirAll(filepath.Dir(real), 0o755); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.WriteFile(real, nil, 0o755); err != nil {
+		t.Fatal(err)
+	}
+	link := filepath.Join(dir, "criu")
+	if err := os.Symlink("criu.d/criu", link); err != nil {
+		t.Fatal(err)
+	}
+	for program, want := range map[string]string{
+		"/usr/sbin/none":   "",
+		"/tmpx/criu":       "",
+		"/tmp/criu-none":   "/tmp/criu-none",
+		"/tmp/a/b/../criu": "/tmp/a",
+	} {
+		if got := strings.Join(around(program), " "); got != want {
+			t.Errorf("%s: got %q, want %q", program, got, want)
+		}
+	}
+	if !strings.HasPrefix(dir, hiddenDir+"/") {
+		t.Skip("temporary files are not in " + hiddenDir)
+	}
+	if got := around(link); len(got) != 1 || !strings.HasPrefix(dir, got[0]) {
+		t.Errorf("%s: got %q", link, got)
+	}
+}
+
 // TestTmpfsRoundTrip saves a tmpfs and fills a new one from it.
 func TestTmpfsRoundTrip(t *testing.T) {
 	if os.Geteuid() != 0 {

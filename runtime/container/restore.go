@@ -206,8 +206,8 @@ func (c *Container) killTree(ctx context.Context, pid int, paused bool) (*swap, 
 	if err != nil {
 		return nil, err
 	}
-	if err := cg.Freeze(cgroups.Frozen); err != nil {
-		return nil, errors.Join(fmt.Errorf("freeze container: %w", err), c.thaw(cg, paused))
+	if err := freeze(ctx, cg); err != nil {
+		return nil, errors.Join(err, c.thaw(cg, paused))
 	}
 	s := c.beginSwap()
 	// init is pid 1 of its namespace: the kernel ends all others with it.
@@ -295,7 +295,7 @@ func (c *Container) prepareRestore(ctx context.Context, src restoreSource) (_ *r
 	r.worker, err = bin.Spawn(ctx, criu.SpawnOptions{
 		Files: r.stdio,
 		Prepare: func() error {
-			if err := r.mounts.attach(c.rootfs); err != nil {
+			if err := r.mounts.attach(c.rootfs, bin.Path); err != nil {
 				return err
 			}
 			return r.namespaces.apply()
