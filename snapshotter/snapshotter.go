@@ -39,6 +39,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"os"
 	"path/filepath"
 	"sync"
 	"time"
@@ -361,11 +362,37 @@ func (s *Snapshotter) commit(ctx context.Context, name, key string, opts []snaps
 	})
 }
 
+// checkAtRest refuses a committed snapshot whose layer is still written to. It
+// can only be that of a commit of which containerd, killed at the time, knows
+// nothing and which it has not repeated yet: to its garbage collector the
+// snapshot is nobody's, to the container it is its root.
+func (s *Snapshotter) checkAtRest(ctx context.Context, key string) error {
+	sid, info, _, err := storage.GetInfo(ctx, key)
+	if err != nil || info.Kind != snapshots.KindCommitted {
+		return err
+	}
+	id, err := parseID(sid)
+	if err != nil {
+		return err
+	}
+	mounts, err := os.ReadFile("/proc/self/mountinfo")
+	if err != nil {
+		return fmt.Errorf("read mounts: %w", err)
+	}
+	if writtenTo(string(mounts), s.dirs.upper(id)) {
+		return fmt.Errorf("layer is the upper directory of a mount: %w", errdefs.ErrFailedPrecondition)
+	}
+	return nil
+}
+
 // Remove removes a snapshot without visible children. Its process images go;
 // its layer goes when nothing stands on it.
 func (s *Snapshotter) Remove(ctx context.Context, key string) error {
 	var drop []dropped
 	err := s.store.update(ctx, func(ctx context.Context, t *tx) error {
+		if err := s.checkAtRest(ctx, key); err != nil {
+			return err
+		}
 		sid, _, err := storage.Remove(ctx, key)
 		if err != nil {
 			return err
