@@ -4,9 +4,11 @@ import (
 	"cmp"
 	"context"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"slices"
 	"strings"
+	"time"
 
 	"github.com/containerd/containerd/v2/core/containers"
 	"github.com/containerd/containerd/v2/core/snapshots"
@@ -166,16 +168,41 @@ func nodesOf(ctx context.Context, sn snapshots.Snapshotter, id string) ([]snapsh
 	return walk(ctx, sn, fmt.Sprintf("kind==committed,labels.%q==%q", api.LabelContainer, id))
 }
 
+// walkPatience is how long a snapshotter may be away: containerd finds one that
+// was restarted within a second or two.
+const walkPatience = 5 * time.Second
+
+// walk lists snapshots. containerd gives the errors of a walk no class, so that
+// a snapshotter is away is learned from another call.
 func walk(ctx context.Context, sn snapshots.Snapshotter, filters ...string) ([]snapshots.Info, error) {
-	var infos []snapshots.Info
-	err := sn.Walk(ctx, func(_ context.Context, info snapshots.Info) error {
-		infos = append(infos, info)
-		return nil
-	}, filters...)
-	if err != nil {
-		return nil, fmt.Errorf("walk snapshots: %w", err)
+	deadline := time.Now().Add(walkPatience)
+	tick := time.NewTicker(100 * time.Millisecond)
+	defer tick.Stop()
+	for again := true; ; {
+		var infos []snapshots.Info
+		err := sn.Walk(ctx, func(_ context.Context, info snapshots.Info) error {
+			infos = append(infos, info)
+			return nil
+		}, filters...)
+		if err == nil {
+			return infos, nil
+		}
+		if _, serr := sn.Stat(ctx, "none"); errdefs.IsUnavailable(serr) {
+			err = fmt.Errorf("%w: %w", err, errdefs.ErrUnavailable)
+		} else if !again {
+			return nil, fmt.Errorf("walk snapshots: %w", err)
+		} else {
+			again = false // it may have come back between the two calls
+		}
+		if time.Now().After(deadline) {
+			return nil, fmt.Errorf("walk snapshots: %w", err)
+		}
+		select {
+		case <-ctx.Done():
+			return nil, fmt.Errorf("walk snapshots: %w", errors.Join(err, ctx.Err()))
+		case <-tick.C:
+		}
 	}
-	return infos, nil
 }
 
 func toNodes(infos []snapshots.Info) []statefork.Node {
