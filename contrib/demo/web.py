@@ -1,35 +1,39 @@
-"""A web server that remembers: visits in its memory, notes in SQLite."""
+"""A web server that remembers: what it is told in its memory, each write in SQLite.
+
+GET /NAME answers the value, PUT /NAME sets it, and GET / answers the whole state.
+"""
 import hashlib
 import http.server
 import json
 import os
 import sqlite3
 
+values = {}
 ballast = os.urandom(64 << 20)  # nothing but this process's memory has it
-visits = 0
-db = sqlite3.connect("/data/notes.db")
-db.execute("CREATE TABLE IF NOT EXISTS notes (text TEXT)")
+db = sqlite3.connect("/data/web.db")
+db.execute("CREATE TABLE writes (name TEXT, value TEXT)")
 
 
 class Handler(http.server.BaseHTTPRequestHandler):
     def do_GET(self):
-        global visits
-        visits += 1
-        self.answer()
+        name = self.path[1:]
+        if not name:
+            self.answer(200, json.dumps({"values": values, "ballast": hashlib.sha256(ballast).hexdigest()[:16]}))
+        elif name in values:
+            self.answer(200, values[name])
+        else:
+            self.answer(404, "")
 
-    def do_POST(self):
-        text = self.rfile.read(int(self.headers["Content-Length"])).decode()
+    def do_PUT(self):
+        name = self.path[1:]
+        values[name] = self.rfile.read(int(self.headers["Content-Length"])).decode()
         with db:
-            db.execute("INSERT INTO notes VALUES (?)", (text,))
-        self.answer()
+            db.execute("INSERT INTO writes VALUES (?, ?)", (name, values[name]))
+        self.answer(200, values[name])
 
-    def answer(self):
-        body = json.dumps({
-            "visits": visits,
-            "notes": [text for (text,) in db.execute("SELECT text FROM notes")],
-            "memory": hashlib.sha256(ballast).hexdigest()[:16],
-        }).encode()
-        self.send_response(200)
+    def answer(self, status, text):
+        body = text.encode()
+        self.send_response(status)
         self.send_header("Content-Length", str(len(body)))
         self.end_headers()
         self.wfile.write(body)

@@ -34,14 +34,31 @@ func main() {
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
 	err := run(ctx, *image, flag.Args())
 	stop()
-	var exit *exec.ExitError
-	if errors.As(err, &exit) && exit.ExitCode() > 0 {
-		fmt.Fprintln(os.Stderr, "sandbox:", err)
-		os.Exit(exit.ExitCode())
+	if err == nil {
+		return
 	}
-	if err != nil {
-		fmt.Fprintln(os.Stderr, "sandbox:", err)
-		os.Exit(1)
+	fmt.Fprintln(os.Stderr, "sandbox:", err)
+	var command *exec.ExitError
+	if !errors.As(err, &command) || errors.Is(err, context.Canceled) {
+		short(err)
+	}
+	if command != nil && command.ExitCode() > 0 {
+		os.Exit(command.ExitCode())
+	}
+	os.Exit(1)
+}
+
+// short replaces what the command has written for the closing line, which tells
+// of success, by what was wrong around it.
+func short(err error) {
+	what, _, _ := strings.Cut(err.Error(), "\n")
+	if errors.Is(err, context.Canceled) {
+		what = "interrupted"
+	}
+	if name := os.Getenv("FIGURES"); name != "" {
+		if err := os.WriteFile(name, []byte(what+"\n"), 0o600); err != nil {
+			fmt.Fprintln(os.Stderr, "sandbox:", err)
+		}
 	}
 }
 
@@ -59,6 +76,7 @@ func run(ctx context.Context, image string, command []string) (retErr error) {
 			retErr = errors.Join(retErr, err)
 			return
 		}
+		retErr = errors.Join(retErr, context.Cause(ctx))
 		say("no mount, process, cgroup, namespace, firewall rule or file is left")
 	}()
 	ns := tb.Namespace(tb.Name + "-sandbox")
