@@ -113,8 +113,9 @@ func (c *Container) tell(p *process, e Exit) {
 	if io != nil {
 		io.finish()
 	}
-	close(p.done)
+	// Who waits finds the exit told.
 	c.observer.Exited(e)
+	close(p.done)
 }
 
 // followExec waits for an exec'd process whose place in c.execs is taken.
