@@ -2,7 +2,9 @@ package main
 
 import (
 	"context"
+	"encoding/json"
 	"fmt"
+	"time"
 
 	containerd "github.com/containerd/containerd/v2/client"
 	"github.com/containerd/containerd/v2/pkg/cio"
@@ -13,84 +15,144 @@ import (
 	"github.com/statefork/statefork/statefork/waypoint"
 )
 
-// idle is the process that is measured: it has about one MiB and does nothing.
-var idle = []string{"sleep", "1000000"}
-
-// startContainer starts an idle container and returns it.
+// startContainer starts a container with the counter in it.
 func startContainer(ctx context.Context, ns *testbed.Namespace, id, runtime, snapshotter string) (containerd.Container, error) {
-	c, err := ns.Create(ctx, id, runtime, snapshotter, oci.WithProcessArgs(idle...))
+	c, err := ns.Create(ctx, id, runtime, snapshotter, oci.WithProcessArgs("sh", "-c", counter))
 	if err != nil {
 		return nil, err
 	}
 	ctx = namespaces.WithNamespace(ctx, ns.NS)
 	task, err := c.NewTask(ctx, cio.NullIO)
 	if err != nil {
-		return c, fmt.Errorf("create task: %w", err)
+		return c, fmt.Errorf("create task %q: %w", id, err)
 	}
 	if err := task.Start(ctx); err != nil {
-		return c, fmt.Errorf("start task: %w", err)
+		return c, fmt.Errorf("start task %q: %w", id, err)
 	}
-	return c, nil
+	_, err = askFirst(ctx, int(task.Pid()))
+	return c, err
 }
 
-// ours is statefork, as its Go library.
+// pidOf asks containerd for the process id of a container, which changes when
+// the container is brought back.
+func pidOf(ctx context.Context, ns *testbed.Namespace, id string) (int, error) {
+	task, err := ns.Task(ctx, id)
+	if err != nil {
+		return 0, err
+	}
+	return int(task.Pid()), nil
+}
+
+// askIn is ask for a container.
+func askIn(ctx context.Context, ns *testbed.Namespace, id string) (int, error) {
+	pid, err := pidOf(ctx, ns, id)
+	if err != nil {
+		return 0, err
+	}
+	return ask(pid)
+}
+
+// answersIn is answers for a container.
+func answersIn(ctx context.Context, ns *testbed.Namespace, id string, want int) error {
+	pid, err := pidOf(ctx, ns, id)
+	if err != nil {
+		return err
+	}
+	return answers(pid, want)
+}
+
+// ours is the statefork command, on one of the snapshotters.
 type ours struct {
 	ns          *testbed.Namespace
+	variant     string
 	snapshotter string
-
-	lib       *waypoint.Client
-	container containerd.Container
+	container   containerd.Container
 }
 
-func (o *ours) name() string { return "statefork, snapshotter " + o.snapshotter }
+func (o *ours) name() string { return o.variant }
 
 func (o *ours) start(ctx context.Context) (err error) {
-	o.lib = waypoint.New(o.ns.Client(), waypoint.Options{Namespace: o.ns.NS, State: o.ns.State()})
-	o.container, err = startContainer(ctx, o.ns, "on-"+o.snapshotter, testbed.Runtime, o.snapshotter)
+	o.container, err = startContainer(ctx, o.ns, o.variant, testbed.Runtime, o.snapshotter)
 	return err
+}
+
+// run runs the command and reads what it prints.
+func (o *ours) run(ctx context.Context, result any, args ...string) error {
+	out, err := o.ns.Statefork(ctx, append([]string{"--json"}, args...)...)
+	if err != nil {
+		return err
+	}
+	if err := json.Unmarshal([]byte(out.Stdout), result); err != nil {
+		return fmt.Errorf("read output of statefork %s: %w", args[0], err)
+	}
+	return nil
 }
 
 func (o *ours) round(ctx context.Context, n int) ([]sample, error) {
 	id := o.container.ID()
-	var made, back *waypoint.Result
-	checkpoint, err := timed("checkpoint, going on in place", func() (err error) {
-		made, err = o.lib.Checkpoint(ctx, id, "", nil)
-		return err
-	})
+	count, err := askIn(ctx, o.ns, id)
 	if err != nil {
 		return nil, err
 	}
-	restore, err := timed("restore in place", func() (err error) {
-		back, err = o.lib.Restore(ctx, id, made.Node.ID)
-		return err
-	})
-	if err != nil {
-		return nil, err
-	}
-	var forked *waypoint.ForkResult
-	fork, err := timed("fork", func() (err error) {
-		forked, err = o.lib.Fork(ctx, id+"@"+made.Node.ID, waypoint.ForkOptions{Name: fmt.Sprintf("%s-fork-%d", id, n)})
-		if err == nil {
-			err = forked.Err()
+	var made, back waypoint.Result
+	checkpoint, err := timed(opCheckpoint, func() error {
+		if err := o.run(ctx, &made, "checkpoint", id); err != nil {
+			return err
 		}
-		return err
+		return answersIn(ctx, o.ns, id, count+1)
 	})
 	if err != nil {
 		return nil, err
 	}
-	return []sample{
-		checkpoint, {"frozen by the checkpoint", made.Timings.Frozen},
-		restore, {"frozen by the restore", back.Timings.Frozen},
-		fork,
-	}, o.remove(ctx, forked.Siblings[0].ID)
+	restore, err := timed(opRestore, func() error {
+		if err := o.run(ctx, &back, "restore", id, made.Node.ID); err != nil {
+			return err
+		}
+		return answersIn(ctx, o.ns, id, count+1)
+	})
+	if err != nil {
+		return nil, err
+	}
+	fork, err := o.fork(ctx, id+"@"+made.Node.ID, fmt.Sprintf("%s-fork-%d", o.variant, n), count+1)
+	if err != nil {
+		return nil, err
+	}
+	samples := append([]sample{checkpoint}, phases(opCheckpoint, made.Timings)...)
+	samples = append(append(samples, restore), phases(opRestore, back.Timings)...)
+	return append(samples, fork), nil
 }
 
-func (o *ours) remove(ctx context.Context, id string) error {
-	c, err := o.ns.Find(ctx, id)
+// fork times a sibling until it answers, and removes it.
+func (o *ours) fork(ctx context.Context, node, name string, want int) (sample, error) {
+	var forked waypoint.ForkResult
+	took, err := timed(opFork, func() error {
+		if err := o.run(ctx, &forked, "fork", node, "--name", name); err != nil {
+			return err
+		}
+		return answers(int(forked.Siblings[0].PID), want)
+	})
 	if err != nil {
-		return err
+		return took, err
 	}
-	return testbed.Destroy(namespaces.WithNamespace(ctx, o.ns.NS), c)
+	c, err := o.ns.Find(ctx, forked.Siblings[0].ID)
+	if err != nil {
+		return took, err
+	}
+	return took, testbed.Destroy(namespaces.WithNamespace(ctx, o.ns.NS), c)
+}
+
+// phases are the shim's own times. Some operations lack some.
+func phases(operation string, t waypoint.Timings) []sample {
+	var samples []sample
+	for _, p := range []struct {
+		name string
+		took time.Duration
+	}{{"shim", t.Total}, {"frozen", t.Frozen}, {"dump", t.Dump}, {"snapshot", t.Snapshot}, {"restore", t.Restore}} {
+		if p.took > 0 {
+			samples = append(samples, sample{operation + "." + p.name, p.took})
+		}
+	}
+	return samples
 }
 
 func (o *ours) stop(ctx context.Context) error {
@@ -100,16 +162,15 @@ func (o *ours) stop(ctx context.Context) error {
 	return testbed.Destroy(namespaces.WithNamespace(ctx, o.ns.NS), o.container)
 }
 
-// stock is what "ctr containers checkpoint --task --rw" and "ctr containers
-// restore --live" do, without the start of ctr itself.
+// stock is containerd's checkpoint image: "ctr containers checkpoint --task
+// --rw", and what "ctr containers restore --live --rw" does. That command would
+// leave pipes for the task's output in /run, so it is its calls that are timed.
 type stock struct {
 	ns        *testbed.Namespace
 	container containerd.Container
 }
 
-const checkpointImage = "localhost/checkpoint"
-
-func (s *stock) name() string { return "containerd's checkpoint image, runtime runc" }
+func (s *stock) name() string { return "containerd" }
 
 func (s *stock) start(ctx context.Context) (err error) {
 	s.container, err = startContainer(ctx, s.ns, "stock", "io.containerd.runc.v2", testbed.Stock)
@@ -117,25 +178,31 @@ func (s *stock) start(ctx context.Context) (err error) {
 }
 
 func (s *stock) round(ctx context.Context, n int) ([]sample, error) {
-	ctx = namespaces.WithNamespace(ctx, s.ns.NS)
-	ref, id := fmt.Sprintf("%s:%d", checkpointImage, n), fmt.Sprintf("stock-%d", n)
-	var img containerd.Image
-	made, err := timed("checkpoint, left running", func() (err error) {
-		img, err = s.container.Checkpoint(ctx, ref,
-			containerd.WithCheckpointImage, containerd.WithCheckpointRuntime, containerd.WithCheckpointTask, containerd.WithCheckpointRW)
-		return err
+	id, next, ref := s.container.ID(), fmt.Sprintf("stock-%d", n), fmt.Sprintf("localhost/checkpoint:%d", n)
+	count, err := askIn(ctx, s.ns, id)
+	if err != nil {
+		return nil, err
+	}
+	made, err := timed(opCheckpoint, func() error {
+		if _, err := s.ns.Ctr(ctx, "containers", "checkpoint", "--task", "--rw", id, ref); err != nil {
+			return err
+		}
+		return answersIn(ctx, s.ns, id, count+1)
 	})
 	if err != nil {
 		return nil, err
 	}
 	// The new container gets the old one's spec, with its cgroup, which must be
 	// empty then. It is the next round's source.
+	ctx = namespaces.WithNamespace(ctx, s.ns.NS)
 	if err := testbed.Destroy(ctx, s.container); err != nil {
 		return nil, err
 	}
-	restored, err := timed("restore as a new container", func() (err error) {
-		s.container, err = s.restore(ctx, id, img)
-		return err
+	restored, err := timed(opFork, func() error {
+		if err := s.restore(ctx, next, ref); err != nil {
+			return err
+		}
+		return answersIn(ctx, s.ns, next, count+1)
 	})
 	if err != nil {
 		return nil, err
@@ -143,17 +210,22 @@ func (s *stock) round(ctx context.Context, n int) ([]sample, error) {
 	return []sample{made, restored}, s.ns.Client().ImageService().Delete(ctx, ref)
 }
 
-func (s *stock) restore(ctx context.Context, id string, img containerd.Image) (containerd.Container, error) {
+func (s *stock) restore(ctx context.Context, id, ref string) error {
+	img, err := s.ns.Client().GetImage(ctx, ref)
+	if err != nil {
+		return err
+	}
 	c, err := s.ns.Client().Restore(ctx, id, img,
 		containerd.WithRestoreImage, containerd.WithRestoreSpec, containerd.WithRestoreRuntime, containerd.WithRestoreRW)
 	if err != nil {
-		return s.container, err
+		return err
 	}
+	s.container = c
 	task, err := c.NewTask(ctx, cio.NullIO, containerd.WithTaskCheckpoint(img))
 	if err != nil {
-		return c, fmt.Errorf("create task: %w", err)
+		return fmt.Errorf("create task %q: %w", id, err)
 	}
-	return c, task.Start(ctx)
+	return task.Start(ctx)
 }
 
 func (s *stock) stop(ctx context.Context) error {

@@ -1,6 +1,7 @@
-// Command bench measures how long checkpoints, restores and forks take, beside
-// what containerd, runc and CRIU need for the like in the same run. It writes
-// docs/benchmarks.md and the samples as JSON beside it.
+// Command bench measures how long checkpoints, restores and forks of a small
+// process take, beside what containerd, runc and CRIU need for the like in the
+// same run. In each round every process proves that it is the one that was dumped.
+// It writes docs/benchmarks.md and the samples as JSON beside it.
 package main
 
 import (
@@ -20,16 +21,24 @@ import (
 
 func main() {
 	rounds := flag.Int("rounds", 10, "how often each thing is measured")
-	out := flag.String("o", "docs/benchmarks.md", "`file` whose table to replace; the samples go beside it")
+	out := flag.String("o", "docs/benchmarks.md", "`file` whose results to replace; the samples go beside it")
 	flag.Parse()
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
+	if *rounds < 1 {
+		fmt.Fprintln(os.Stderr, "bench: -rounds must be 1 or more")
+		os.Exit(2)
+	}
 	figures, err := run(ctx, *rounds, *out)
-	stop()
 	verdict := "ok"
 	if err != nil {
 		fmt.Fprintln(os.Stderr, "bench:", err)
-		verdict, figures = "short", "see above"
+		verdict = "short"
+		figures, _, _ = strings.Cut(err.Error(), "\n")
 	}
+	if ctx.Err() != nil {
+		figures = "interrupted"
+	}
+	stop()
 	if name := os.Getenv("FIGURES"); name != "" {
 		err = errors.Join(err, os.WriteFile(name, []byte(figures+"\n"), 0o600))
 	} else {
@@ -42,7 +51,7 @@ func main() {
 
 // variant is one way to bring a process back.
 type variant interface {
-	// name is the same in each run.
+	// name is what it is called in the results.
 	name() string
 	// start starts the process that is measured.
 	start(ctx context.Context) error
@@ -52,13 +61,19 @@ type variant interface {
 	stop(ctx context.Context) error
 }
 
-type sample struct {
-	operation string
-	took      time.Duration
-}
+// warmUps are rounds that fill caches and are not counted.
+const warmUps = 2
+
+// What the results call statefork on its own snapshotter and on containerd's.
+const (
+	onLayers = "statefork"
+	onStock  = "statefork-overlayfs"
+)
+
+func say(format string, args ...any) { fmt.Fprintf(os.Stderr, "bench: "+format+"\n", args...) }
 
 func run(ctx context.Context, rounds int, out string) (figures string, retErr error) {
-	tb, err := testbed.Start(ctx, func(format string, args ...any) { fmt.Fprintf(os.Stderr, format+"\n", args...) })
+	tb, err := testbed.Start(ctx, say)
 	if err != nil {
 		return "", err
 	}
@@ -69,8 +84,8 @@ func run(ctx context.Context, rounds int, out string) (figures string, retErr er
 		return "", err
 	}
 	variants := []variant{
-		&ours{ns: ns, snapshotter: testbed.Snapshotter},
-		&ours{ns: ns, snapshotter: testbed.Stock},
+		&ours{ns: ns, variant: onLayers, snapshotter: testbed.Snapshotter},
+		&ours{ns: ns, variant: onStock, snapshotter: testbed.Stock},
 		&stock{ns: ns},
 		&runc{ns: ns},
 		&bare{ns: ns},
@@ -80,20 +95,22 @@ func run(ctx context.Context, rounds int, out string) (figures string, retErr er
 	if err != nil {
 		return "", err
 	}
+	res.compare()
+	res.Date = time.Now().UTC().Format(time.DateOnly)
 	if res.Machine, err = describeMachine(ctx, tb); err != nil {
 		return "", err
 	}
 	if err := res.write(out); err != nil {
 		return "", err
 	}
-	fmt.Println(res.table())
+	fmt.Println(res.markdown())
 	return res.figures(), nil
 }
 
 // measure does the rounds. All variants take turns, so that whatever else the
 // machine does meets all of them.
 func measure(ctx context.Context, variants []variant, rounds int) (res *results, retErr error) {
-	res = &results{Rounds: rounds}
+	res = &results{Rounds: rounds, WarmUps: warmUps}
 	for _, v := range variants {
 		defer func() {
 			if err := v.stop(context.WithoutCancel(ctx)); err != nil {
@@ -104,14 +121,15 @@ func measure(ctx context.Context, variants []variant, rounds int) (res *results,
 			return nil, fmt.Errorf("start %s: %w", v.name(), err)
 		}
 	}
-	for n := range rounds + 1 {
+	for n := range warmUps + rounds {
+		say("round %d of %d", n+1, warmUps+rounds)
 		for _, v := range variants {
 			samples, err := v.round(ctx, n)
 			if err != nil {
 				return nil, fmt.Errorf("round %d of %s: %w", n, v.name(), err)
 			}
-			if n == 0 {
-				continue // fills caches
+			if n < warmUps {
+				continue
 			}
 			for _, s := range samples {
 				res.add(v.name(), s)
@@ -132,37 +150,9 @@ func timed(operation string, f func() error) (sample, error) {
 	return s, err
 }
 
-// describeMachine is the line without which numbers say nothing.
-func describeMachine(ctx context.Context, tb *testbed.Testbed) (string, error) {
-	var uts syscall.Utsname
-	if err := syscall.Uname(&uts); err != nil {
-		return "", fmt.Errorf("describe machine: %w", err)
-	}
-	var release strings.Builder
-	for _, c := range uts.Release {
-		if c == 0 {
-			break
-		}
-		release.WriteByte(byte(c))
-	}
-	parts := []string{"kernel " + release.String(), cpus()}
-	for _, tool := range []string{"criu", "containerd", "runc"} {
-		out, err := tb.Exec(ctx, tool, "--version")
-		if err != nil {
-			return "", err
-		}
-		parts = append(parts, tool+" "+versionIn(out.Stdout))
-	}
-	cgroups := "cgroup v2"
-	if _, err := os.Stat("/sys/fs/cgroup/cgroup.controllers"); err != nil {
-		cgroups = "cgroup v1"
-	}
-	return strings.Join(append(parts, cgroups, "images on "+fileSystem(tb.Dir)), ", "), nil
-}
-
-// write puts the table between the marks in the file, and the samples beside.
+// write puts the results between the marks in the file, and the samples beside.
 func (r *results) write(path string) error {
-	const begin, end = "<!-- begin table -->\n", "<!-- end table -->\n"
+	const begin, end = "<!-- begin -->\n", "<!-- end -->\n"
 	b, err := os.ReadFile(path)
 	if err != nil {
 		return fmt.Errorf("write results: %w", err)
@@ -170,11 +160,15 @@ func (r *results) write(path string) error {
 	before, rest, ok := strings.Cut(string(b), begin)
 	_, after, ok2 := strings.Cut(rest, end)
 	if !ok || !ok2 {
-		return fmt.Errorf("write results: %q has no place for the table", path)
+		return fmt.Errorf("write results: %q has no place for them", path)
 	}
-	text := before + begin + r.table() + end + after
-	samples := strings.TrimSuffix(path, filepath.Ext(path)) + ".json"
-	if err := errors.Join(os.WriteFile(path, []byte(text), 0o644), os.WriteFile(samples, r.json(), 0o644)); err != nil {
+	text := before + begin + r.markdown() + end + after
+	samples, err := r.json()
+	if err != nil {
+		return fmt.Errorf("write results: %w", err)
+	}
+	beside := strings.TrimSuffix(path, filepath.Ext(path)) + ".json"
+	if err := errors.Join(os.WriteFile(path, []byte(text), 0o644), os.WriteFile(beside, samples, 0o644)); err != nil {
 		return fmt.Errorf("write results: %w", err)
 	}
 	return nil

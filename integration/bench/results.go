@@ -4,22 +4,41 @@ import (
 	"bytes"
 	"encoding/json"
 	"fmt"
-	"regexp"
-	"runtime"
 	"slices"
 	"strings"
-	"syscall"
 	"time"
 )
 
-// results are the samples of one run.
-type results struct {
-	Machine string `json:"machine"`
-	Rounds  int    `json:"rounds"`
-	Rows    []*row `json:"rows"`
+// What is timed. An operation ends when the process has answered, except for
+// opDump.
+const (
+	// opCheckpoint leaves the process running. For runc and criu it is opDump
+	// and opRestore, one after the other.
+	opCheckpoint = "checkpoint"
+	// opDump ends the process.
+	opDump    = "dump"
+	opRestore = "restore"
+	// opFork starts a new container from a checkpoint.
+	opFork = "fork"
+)
+
+// sample is how long one operation, or a phase of one, took in one round.
+type sample struct {
+	operation string
+	took      time.Duration
 }
 
-// row is one operation of one variant.
+// results are the samples of one run.
+type results struct {
+	Date    string  `json:"date"`
+	Machine machine `json:"machine"`
+	Rounds  int     `json:"rounds"`
+	WarmUps int     `json:"warm_ups"`
+	Rows    []*row  `json:"rows"`
+	Ratios  []ratio `json:"ratios"`
+}
+
+// row is one operation of one variant, in milliseconds.
 type row struct {
 	Variant   string    `json:"variant"`
 	Operation string    `json:"operation"`
@@ -28,14 +47,29 @@ type row struct {
 	Samples   []float64 `json:"samples_ms"`
 }
 
-func (r *results) add(variant string, s sample) {
-	i := slices.IndexFunc(r.Rows, func(x *row) bool { return x.Variant == variant && x.Operation == s.operation })
+// ratio says how the medians of one operation relate.
+type ratio struct {
+	Operation string  `json:"operation"`
+	Of        string  `json:"of"`
+	To        string  `json:"to"`
+	Ratio     float64 `json:"ratio"`
+}
+
+func (r *results) find(variant, operation string) *row {
+	i := slices.IndexFunc(r.Rows, func(x *row) bool { return x.Variant == variant && x.Operation == operation })
 	if i < 0 {
-		i = len(r.Rows)
-		r.Rows = append(r.Rows, &row{Variant: variant, Operation: s.operation})
+		return nil
 	}
-	x := r.Rows[i]
-	x.Samples = append(x.Samples, float64(s.took.Microseconds())/float64(time.Millisecond/time.Microsecond))
+	return r.Rows[i]
+}
+
+func (r *results) add(variant string, s sample) {
+	x := r.find(variant, s.operation)
+	if x == nil {
+		x = &row{Variant: variant, Operation: s.operation}
+		r.Rows = append(r.Rows, x)
+	}
+	x.Samples = append(x.Samples, float64(s.took.Microseconds())/1000)
 	sorted := slices.Sorted(slices.Values(x.Samples))
 	mid := len(sorted) / 2
 	x.Min, x.Median = sorted[0], sorted[mid]
@@ -44,78 +78,94 @@ func (r *results) add(variant string, s sample) {
 	}
 }
 
-func (r *results) table() string {
-	var b strings.Builder
-	fmt.Fprintf(&b, "%d rounds, all variants in turn; %s.\n\n", r.Rounds, r.Machine)
-	b.WriteString("| variant | operation | median ms | minimum ms |\n|---|---|--:|--:|\n")
-	last := ""
-	for _, x := range r.rowsByVariant() {
-		name := x.Variant
-		if name == last {
-			name = ""
+// compare fills in how each of our operations relates to the others' of the
+// same kind.
+func (r *results) compare() {
+	r.Ratios = nil
+	for _, operation := range []string{opCheckpoint, opRestore, opFork} {
+		ours := r.find(onLayers, operation)
+		for _, x := range r.Rows {
+			if x.Operation == operation && x != ours {
+				r.Ratios = append(r.Ratios, ratio{operation, onLayers, x.Variant, ours.Median / x.Median})
+			}
 		}
-		last = x.Variant
-		fmt.Fprintf(&b, "| %s | %s | %.1f | %.1f |\n", name, x.Operation, x.Median, x.Min)
+	}
+}
+
+func (r *results) json() ([]byte, error) {
+	var b bytes.Buffer
+	e := json.NewEncoder(&b)
+	e.SetIndent("", "  ")
+	err := e.Encode(r)
+	return b.Bytes(), err
+}
+
+// markdown is all that changes from run to run.
+func (r *results) markdown() string {
+	var b strings.Builder
+	fmt.Fprintf(&b, "%s, %d rounds after %d for warming up. %s.\n\n", r.Date, r.Rounds, r.WarmUps, r.Machine)
+	b.WriteString("Median (minimum) in milliseconds, as the caller sees it:\n\n")
+	variants := []string{onLayers, onStock, "containerd", "runc", "criu"}
+	r.table(&b, variants, []titled{
+		{"checkpoint; the process goes on", opCheckpoint},
+		{"checkpoint that ends the process", opDump},
+		{"restore in place", opRestore},
+		{"new container at a checkpoint", opFork},
+	})
+	b.WriteString("\nWithin statefork, as the shim tells it:\n\n")
+	var lines []titled
+	for _, operation := range []string{opCheckpoint, opRestore} {
+		for _, phase := range []string{"shim", "frozen", "dump", "snapshot", "restore"} {
+			name := operation + "." + phase
+			if r.find(onLayers, name) != nil {
+				lines = append(lines, titled{operation + ": " + phaseNames[phase], name})
+			}
+		}
+	}
+	r.table(&b, []string{onLayers, onStock}, lines)
+	b.WriteString("\nMedians of statefork, divided by those of the others (below 1: statefork is faster):\n\n| operation | to | ratio |\n|---|---|--:|\n")
+	for _, x := range r.Ratios {
+		fmt.Fprintf(&b, "| %s | %s | %.2f |\n", x.Operation, x.To, x.Ratio)
 	}
 	return b.String()
 }
 
-// rowsByVariant keeps the order in which variants and operations came first.
-func (r *results) rowsByVariant() []*row {
-	var order []string
-	for _, x := range r.Rows {
-		if !slices.Contains(order, x.Variant) {
-			order = append(order, x.Variant)
+var phaseNames = map[string]string{
+	"shim":     "all in the shim",
+	"frozen":   "the container does not run",
+	"dump":     "CRIU's dump",
+	"snapshot": "seal and change the root",
+	"restore":  "CRIU's restore",
+}
+
+type titled struct{ title, operation string }
+
+// table writes one line for each operation and one column for each variant.
+func (r *results) table(b *strings.Builder, variants []string, lines []titled) {
+	fmt.Fprintf(b, "| | %s |\n|---|%s\n", strings.Join(variants, " | "), strings.Repeat("--:|", len(variants)))
+	for _, l := range lines {
+		fmt.Fprintf(b, "| %s |", l.title)
+		for _, v := range variants {
+			if x := r.find(v, l.operation); x != nil {
+				fmt.Fprintf(b, " %.1f (%.1f) |", x.Median, x.Min)
+			} else {
+				b.WriteString(" |")
+			}
 		}
+		b.WriteString("\n")
 	}
-	rows := slices.Clone(r.Rows)
-	slices.SortStableFunc(rows, func(a, b *row) int {
-		return slices.Index(order, a.Variant) - slices.Index(order, b.Variant)
-	})
-	return rows
 }
 
-func (r *results) json() []byte {
-	var b bytes.Buffer
-	e := json.NewEncoder(&b)
-	e.SetIndent("", "  ")
-	if err := e.Encode(r); err != nil {
-		panic(err) // plain data
-	}
-	return b.Bytes()
-}
-
-// figures are the medians of our variant on our snapshotter, and how long runc
-// needs to come to the same point.
+// figures are for the closing line.
 func (r *results) figures() string {
 	var parts []string
-	var alone float64
-	for _, x := range r.Rows {
-		switch x.Variant {
-		case r.Rows[0].Variant:
-			parts = append(parts, fmt.Sprintf("%s %.0f ms", x.Operation, x.Median))
-		case (&runc{}).name():
-			alone += x.Median
+	for _, operation := range []string{opCheckpoint, opRestore, opFork} {
+		parts = append(parts, fmt.Sprintf("%s %.0f ms", operation, r.find(onLayers, operation).Median))
+	}
+	for _, x := range r.Ratios {
+		if x.To == "runc" && x.Operation == opCheckpoint {
+			parts = append(parts, fmt.Sprintf("ratio to runc's checkpoint and restore %.2f", x.Ratio))
 		}
 	}
-	return fmt.Sprintf("%s; runc's checkpoint and restore %.0f ms", strings.Join(parts, "; "), alone)
-}
-
-var versionRE = regexp.MustCompile(`\d+\.\d+(\.\d+)?`)
-
-func versionIn(s string) string { return versionRE.FindString(s) }
-
-func cpus() string { return fmt.Sprintf("%d cores (%s)", runtime.NumCPU(), runtime.GOARCH) }
-
-// fileSystem names the type of the file system at path.
-func fileSystem(path string) string {
-	var st syscall.Statfs_t
-	if err := syscall.Statfs(path, &st); err != nil {
-		return err.Error()
-	}
-	names := map[int64]string{0xef53: "ext4", 0x9123683e: "btrfs", 0x58465342: "xfs", 0x01021994: "tmpfs", 0x794c7630: "overlay"}
-	if name, ok := names[int64(st.Type)]; ok {
-		return name
-	}
-	return fmt.Sprintf("file system %#x", st.Type)
+	return strings.Join(parts[:3], ", ") + "; " + parts[3]
 }

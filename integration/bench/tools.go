@@ -29,7 +29,7 @@ type runc struct {
 
 const runcID = "bare-runc"
 
-func (r *runc) name() string { return "runc alone" }
+func (r *runc) name() string { return "runc" }
 
 func (r *runc) path(name string) string { return filepath.Join(r.dir, name) }
 
@@ -50,7 +50,24 @@ func (r *runc) start(ctx context.Context) error {
 		return err
 	}
 	r.exists = true
-	return r.runc(ctx, "run", "--detach", "--bundle", r.dir, runcID)
+	if err := r.runc(ctx, "run", "--detach", "--pid-file", r.path("pid"), "--bundle", r.dir, runcID); err != nil {
+		return err
+	}
+	pid, err := r.pid()
+	if err != nil {
+		return err
+	}
+	_, err = askFirst(ctx, pid)
+	return err
+}
+
+// pid is what runc has written down at the latest start.
+func (r *runc) pid() (int, error) {
+	b, err := os.ReadFile(r.path("pid"))
+	if err != nil {
+		return 0, err
+	}
+	return strconv.Atoi(strings.TrimSpace(string(b)))
 }
 
 // rootfs makes a root directory with busybox in it.
@@ -63,7 +80,7 @@ func (r *runc) rootfs(ctx context.Context) error {
 	if err := os.MkdirAll(bin, 0o755); err != nil {
 		return err
 	}
-	_, err = r.ns.Exec(ctx, "sh", "-c", `cp "$1" "$2/busybox" && ln -s busybox "$2/sleep"`, "-", path, bin)
+	_, err = r.ns.Exec(ctx, "sh", "-c", `cp "$1" "$2/busybox" && ln -s busybox "$2/sh" && ln -s busybox "$2/mkfifo"`, "-", path, bin)
 	return err
 }
 
@@ -80,7 +97,7 @@ func (r *runc) configure() error {
 		return fmt.Errorf("parse %q: %w", name, err)
 	}
 	process := spec["process"].(map[string]any)
-	process["terminal"], process["args"], process["env"] = false, idle, []string{"PATH=/bin"}
+	process["terminal"], process["args"], process["env"] = false, []string{"sh", "-c", counter}, []string{"PATH=/bin"}
 	spec["root"].(map[string]any)["readonly"] = false
 	spec["linux"].(map[string]any)["cgroupsPath"] = "/" + r.ns.NS + "/" + runcID
 	if b, err = json.Marshal(spec); err != nil {
@@ -102,16 +119,32 @@ func (r *runc) runc(ctx context.Context, args ...string) error {
 
 func (r *runc) round(ctx context.Context, n int) ([]sample, error) {
 	images := r.path("images-" + strconv.Itoa(n))
-	made, err := timed("checkpoint, killing", func() error {
+	pid, err := r.pid()
+	if err != nil {
+		return nil, err
+	}
+	count, err := ask(pid)
+	if err != nil {
+		return nil, err
+	}
+	made, err := timed(opDump, func() error {
 		return r.runc(ctx, "checkpoint", "--image-path", images, "--work-path", r.dir, runcID)
 	})
 	if err != nil {
 		return nil, err
 	}
-	back, err := timed("restore", func() error {
-		return r.runc(ctx, "restore", "--detach", "--bundle", r.dir, "--image-path", images, "--work-path", r.dir, runcID)
+	back, err := timed(opRestore, func() error {
+		err := r.runc(ctx, "restore", "--detach", "--pid-file", r.path("pid"), "--bundle", r.dir,
+			"--image-path", images, "--work-path", r.dir, runcID)
+		if err != nil {
+			return err
+		}
+		if pid, err = r.pid(); err != nil {
+			return err
+		}
+		return answers(pid, count+1)
 	})
-	return []sample{made, back}, err
+	return []sample{made, back, {opCheckpoint, made.took + back.took}}, err
 }
 
 func (r *runc) stop(ctx context.Context) error {
@@ -134,9 +167,9 @@ type bare struct {
 	pid int
 }
 
-func (b *bare) name() string { return "criu, a process without a container" }
+func (b *bare) name() string { return "criu" }
 
-func (b *bare) start(context.Context) error {
+func (b *bare) start(ctx context.Context) error {
 	b.dir = filepath.Join(b.ns.Dir, "criu")
 	if err := os.Mkdir(b.dir, 0o700); err != nil {
 		return err
@@ -145,14 +178,15 @@ func (b *bare) start(context.Context) error {
 	if err != nil {
 		return fmt.Errorf("find busybox: %w", err)
 	}
-	b.cmd = exec.Command(busybox, idle...)
+	b.cmd = exec.Command(busybox, "sh", "-c", counter)
 	b.cmd.Dir = b.dir
 	b.cmd.SysProcAttr = &syscall.SysProcAttr{Setsid: true}
 	if err := b.cmd.Start(); err != nil {
 		return err
 	}
 	b.pid = b.cmd.Process.Pid
-	return nil
+	_, err = askFirst(ctx, b.pid)
+	return err
 }
 
 func (b *bare) round(ctx context.Context, n int) ([]sample, error) {
@@ -160,7 +194,11 @@ func (b *bare) round(ctx context.Context, n int) ([]sample, error) {
 	if err := os.Mkdir(images, 0o700); err != nil {
 		return nil, err
 	}
-	made, err := timed("dump, killing", func() error {
+	count, err := ask(b.pid)
+	if err != nil {
+		return nil, err
+	}
+	made, err := timed(opDump, func() error {
 		_, err := b.ns.Exec(ctx, "criu", "dump", "--tree", strconv.Itoa(b.pid), "--images-dir", images, "--log-file", "dump.log")
 		return err
 	})
@@ -181,11 +219,14 @@ func (b *bare) round(ctx context.Context, n int) ([]sample, error) {
 	if err != nil {
 		return nil, err
 	}
-	back, err := timed("restore", func() error {
+	back, err := timed(opRestore, func() error {
 		_, err := b.ns.Exec(ctx, "criu", "restore", "--restore-detached", "--images-dir", images, "--log-file", "restore.log")
-		return err
+		if err != nil {
+			return b.explain(err, images, "restore.log")
+		}
+		return answers(b.pid, count+1)
 	})
-	return []sample{made, back}, b.explain(err, images, "restore.log")
+	return []sample{made, back, {opCheckpoint, made.took + back.took}}, err
 }
 
 func (b *bare) explain(err error, images, log string) error {
