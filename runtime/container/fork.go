@@ -5,7 +5,6 @@ import (
 	"errors"
 	"fmt"
 
-	"github.com/containerd/log"
 	"github.com/opencontainers/cgroups"
 	"github.com/opencontainers/runc/libcontainer/configs"
 	"github.com/opencontainers/runtime-spec/specs-go"
@@ -13,7 +12,8 @@ import (
 
 // startFromCheckpoint starts a container that was created with process images
 // instead of a command: a fork, or the continuation of a stopped container. It
-// gets its own cgroup, network and names, and the images' processes.
+// gets its own cgroup, network and names, and the images' processes. What a
+// failure leaves is removed by Delete, as for any container that was created.
 func (c *Container) startFromCheckpoint(ctx context.Context) (_ int, retErr error) {
 	desc, err := readImages(c.checkpoint)
 	if err != nil {
@@ -27,14 +27,6 @@ func (c *Container) startFromCheckpoint(ctx context.Context) (_ int, retErr erro
 	if err != nil {
 		return 0, err
 	}
-	undo := true
-	defer func() {
-		if undo {
-			if err := c.lc().Destroy(); err != nil {
-				log.G(ctx).WithError(err).Warn("destroy container that did not start")
-			}
-		}
-	}()
 	r, err := c.prepareFork(ctx, cfg, desc)
 	if err != nil {
 		return 0, err
@@ -50,7 +42,6 @@ func (c *Container) startFromCheckpoint(ctx context.Context) (_ int, retErr erro
 		keepLog(ctx, r, err)
 		return 0, err
 	}
-	undo = false
 	if err := c.adoptRestored(ctx, pid, masters); err != nil {
 		return 0, err
 	}
