@@ -50,7 +50,7 @@ type CheckpointOptions struct {
 
 // Timings say how long the parts of an operation took.
 type Timings struct {
-	Total, Frozen, Dump, Seal, Restore time.Duration
+	Frozen, Dump, Seal, Restore time.Duration
 }
 
 // External is state that a checkpoint refers to but does not hold.
@@ -65,7 +65,6 @@ type External struct {
 // The caller holds the operation lock.
 func (c *Container) Checkpoint(ctx context.Context, opts CheckpointOptions) (_ Timings, _ []External, retErr error) {
 	var t Timings
-	begin := time.Now()
 	d, err := c.prepareDump(ctx)
 	if err != nil {
 		return t, nil, err
@@ -122,7 +121,6 @@ func (c *Container) Checkpoint(ctx context.Context, opts CheckpointOptions) (_ T
 	}
 	t.Restore = time.Since(at)
 	t.Frozen = resumed.Sub(frozen)
-	t.Total = time.Since(begin)
 	return t, d.desc.external(false), nil
 }
 

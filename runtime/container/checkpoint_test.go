@@ -176,7 +176,7 @@ func (b *box) checkpoint() branch {
 	if err != nil {
 		b.t.Fatal(err)
 	}
-	b.t.Logf("checkpoint: total %v, frozen %v, dump %v, seal %v, restore %v", tm.Total, tm.Frozen, tm.Dump, tm.Seal, tm.Restore)
+	b.t.Logf("checkpoint: frozen %v, dump %v, seal %v, restore %v", tm.Frozen, tm.Dump, tm.Seal, tm.Restore)
 	return br
 }
 
@@ -195,7 +195,7 @@ func (b *box) restore(br branch) {
 	if err != nil {
 		b.t.Fatal(err)
 	}
-	b.t.Logf("restore: total %v, frozen %v, restore %v", res.Timings.Total, res.Timings.Frozen, res.Timings.Restore)
+	b.t.Logf("restore: frozen %v, restore %v", res.Timings.Frozen, res.Timings.Restore)
 }
 
 // read returns a file as the container sees it.

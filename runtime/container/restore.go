@@ -45,7 +45,6 @@ type Restored struct {
 // errdefs.IsAborted has ended the container, any other leaves it as it was. The
 // caller holds the operation lock.
 func (c *Container) Restore(ctx context.Context, opts RestoreOptions) (_ *Restored, retErr error) {
-	begin := time.Now()
 	desc, err := readImages(opts.Images)
 	if err != nil {
 		return nil, err
@@ -98,7 +97,6 @@ func (c *Container) Restore(ctx context.Context, opts RestoreOptions) (_ *Restor
 	}
 	res.Timings.Restore = time.Since(at)
 	res.Timings.Frozen = resumed.Sub(frozen)
-	res.Timings.Total = time.Since(begin)
 	return res, nil
 }
 

@@ -37,6 +37,7 @@ type sealing struct {
 }
 
 func (s *Service) checkpoint(ctx context.Context, req *api.CheckpointRequest) (*api.CheckpointResponse, error) {
+	begin := time.Now()
 	c, err := s.containers.Container(req.ContainerId)
 	if err != nil {
 		return nil, err
@@ -68,7 +69,7 @@ func (s *Service) checkpoint(ctx context.Context, req *api.CheckpointRequest) (*
 	if err := errors.Join(err, j.clear()); err != nil {
 		return nil, err
 	}
-	return &api.CheckpointResponse{Node: seal.node, Timings: timings(t), External: externals(ext)}, nil
+	return &api.CheckpointResponse{Node: seal.node, Timings: timings(t, begin), External: externals(ext)}, nil
 }
 
 // prepareSealing checks everything about the snapshots that can be checked

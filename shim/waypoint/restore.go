@@ -21,6 +21,7 @@ import (
 func timestamp(t time.Time) *timestamppb.Timestamp { return timestamppb.New(t.UTC()) }
 
 func (s *Service) restore(ctx context.Context, req *api.RestoreRequest) (*api.RestoreResponse, error) {
+	begin := time.Now()
 	c, err := s.containers.Container(req.ContainerId)
 	if err != nil {
 		return nil, err
@@ -48,7 +49,7 @@ func (s *Service) restore(ctx context.Context, req *api.RestoreRequest) (*api.Re
 	}
 	resp := &api.RestoreResponse{
 		Node:       node,
-		Timings:    timings(res.Timings),
+		Timings:    timings(res.Timings, begin),
 		External:   externals(res.External),
 		Generation: c.Generation(),
 	}

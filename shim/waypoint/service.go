@@ -131,10 +131,11 @@ func (s *Service) list(ctx context.Context, req *api.ListRequest) (*api.ListResp
 	return resp, nil
 }
 
-func timings(t container.Timings) *api.Timings {
+// timings are those of an operation whose request came at begin.
+func timings(t container.Timings, begin time.Time) *api.Timings {
 	us := func(d time.Duration) uint64 { return uint64(d.Microseconds()) }
 	return &api.Timings{
-		Total:    us(t.Total),
+		Total:    us(time.Since(begin)),
 		Frozen:   us(t.Frozen),
 		Dump:     us(t.Dump),
 		Snapshot: us(t.Seal),
