@@ -34,12 +34,31 @@ func openMetrics(pid int) (any, error) {
 	return cgroup2.Load(path)
 }
 
+// openedMetrics returns the opened cgroup. It is opened now if that did not work
+// before: the kernel shows the table of mounts, in which the cgroup is looked
+// for, with gaps while others mount.
+func (c *Container) openedMetrics() (any, error) {
+	c.mu.Lock()
+	m, started := c.metrics, c.gen != nil
+	c.mu.Unlock()
+	if m != nil || !started {
+		return m, nil
+	}
+	if err := c.loadMetrics(); err != nil {
+		return nil, fmt.Errorf("%w: %w", err, errdefs.ErrUnavailable)
+	}
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return c.metrics, nil
+}
+
 // Stats returns the metrics of the container's cgroup: *stats.Metrics of
 // containerd/cgroups' package for cgroup v1 or v2.
 func (c *Container) Stats() (any, error) {
-	c.mu.Lock()
-	m := c.metrics
-	c.mu.Unlock()
+	m, err := c.openedMetrics()
+	if err != nil {
+		return nil, err
+	}
 	switch cg := m.(type) {
 	case cgroup1.Cgroup:
 		s, err := cg.Stat(cgroup1.IgnoreNotExist)

@@ -260,6 +260,11 @@ func TestLeaks(t *testing.T) {
 	for range 50 {
 		cycle()
 	}
+	// The last worker's goroutine may still be on its way out.
+	deadline := time.Now().Add(5 * time.Second)
+	for (openFiles(t) > files || runtime.NumGoroutine() > goroutines) && time.Now().Before(deadline) {
+		runtime.Gosched()
+	}
 	if got := openFiles(t); got > files {
 		t.Errorf("%d files are open, %d were", got, files)
 	}
