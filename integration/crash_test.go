@@ -245,12 +245,20 @@ func TestShimKilledInside(t *testing.T) {
 				e.checkpoint("box", "n1")
 				e.step("box", 2)
 				op := e.beginCheckpoint(id, "n2")
-				if !op.reach(phase) {
+				reached := op.reach(phase)
+				if !reached {
 					t.Logf("phase %q was too short to be seen", phase)
 				}
 				e.killShim(id)
 				err := op.wait()
 				e.noTask(id)
+				recovered := e.recovers("box")
+				t.Logf("recovered: %v", recovered)
+				if recovered {
+					e.verify("box", 2)
+				} else if reached && phase == "seal" {
+					t.Error("the images were whole, and it was not recovered from them")
+				}
 				var whole bool
 				for _, n := range e.nodes("box") {
 					whole = whole || n.Name == "n2"
@@ -269,6 +277,20 @@ func TestShimKilledInside(t *testing.T) {
 			})
 		}
 	}
+}
+
+// recovers starts a container again from what a dead shim has left, and says
+// whether there was anything; if not, the tool must say so.
+func (e *env) recovers(container string) bool {
+	e.Helper()
+	_, err := e.ns.Statefork(e.ctx, "recover", container)
+	if err == nil {
+		return true
+	}
+	if !strings.Contains(err.Error(), "not interrupted") {
+		e.Errorf("recover: %v", err)
+	}
+	return false
 }
 
 func (e *env) killShim(id string) {
