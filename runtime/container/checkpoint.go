@@ -184,6 +184,7 @@ type dumping struct {
 	live   *staging
 	enter  namespaceFiles
 	worker *criu.Worker
+	forget func()
 	// helper is a process of ours in the container's cgroups.
 	helper int
 	paused bool
@@ -193,6 +194,7 @@ type dumping struct {
 func (d *dumping) Close() {
 	if d.worker != nil {
 		d.worker.Close()
+		d.forget()
 	}
 	if d.live != nil {
 		d.live.Close()
@@ -234,7 +236,7 @@ func (c *Container) prepareDump(ctx context.Context) (_ *dumping, retErr error) 
 	}
 	d.desc.Entered = d.enter.names()
 	enter := namespacePlan{enter: d.enter}
-	if d.worker, err = bin.Spawn(ctx, criu.SpawnOptions{Prepare: enter.apply}); err != nil {
+	if d.worker, d.forget, err = c.spawn(ctx, bin, criu.SpawnOptions{Prepare: enter.apply}); err != nil {
 		return nil, err
 	}
 	return d, nil

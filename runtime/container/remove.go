@@ -36,6 +36,9 @@ type RemoveConfig struct {
 // made to its end, and can be repeated.
 func Remove(ctx context.Context, cfg RemoveConfig) (pid int, err error) {
 	root := stateRoot(cfg.Root, cfg.Bundle)
+	if err := killWorkers(ctx, cfg.Bundle); err != nil {
+		log.G(ctx).WithError(err).Warn("kill criu processes")
+	}
 	lc, err := libcontainer.Load(root, cfg.ID)
 	switch {
 	case err == nil:

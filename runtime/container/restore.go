@@ -239,6 +239,7 @@ type restoring struct {
 	stdio  []*os.File
 	fds    []criu.InheritFD
 	worker *criu.Worker
+	forget func()
 	// joined yields once the worker is in the cgroup that freezes the
 	// container; nil before that was begun.
 	joined chan error
@@ -259,6 +260,7 @@ func (r *restoring) joinFreezer(cg cgroups.Manager) {
 func (r *restoring) Close() {
 	if r.worker != nil {
 		r.worker.Close()
+		r.forget()
 	}
 	if r.owned {
 		r.mounts.Close()
@@ -290,7 +292,7 @@ func (c *Container) prepareRestore(ctx context.Context, src restoreSource) (_ *r
 		return nil, fmt.Errorf("make work directory: %w", err)
 	}
 	r.inheritStdio(c.initStdio())
-	r.worker, err = bin.Spawn(ctx, criu.SpawnOptions{
+	r.worker, r.forget, err = c.spawn(ctx, bin, criu.SpawnOptions{
 		Files: r.stdio,
 		Prepare: func() error {
 			if err := r.mounts.attach(c.rootfs, bin.Path); err != nil {

@@ -90,8 +90,9 @@ func (b *Binary) Spawn(ctx context.Context, opts SpawnOptions) (*Worker, error) 
 	cmd := b.command(context.WithoutCancel(ctx), "swrk", fmt.Sprint(socketFD))
 	cmd.Stdout, cmd.Stderr = output, output
 	cmd.ExtraFiles = append([]*os.File{peer}, opts.Files...)
-	// The signal is sent when the thread that forked CRIU ends, see run.
-	cmd.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: unix.SIGKILL}
+	// The signal is sent when the thread that forked CRIU ends, see run. What
+	// CRIU forks does not get it, but is in the same process group.
+	cmd.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: unix.SIGKILL, Setpgid: true}
 	w := &Worker{
 		conn:     conn,
 		cmd:      cmd,
