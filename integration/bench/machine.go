@@ -3,6 +3,7 @@ package main
 import (
 	"context"
 	"fmt"
+	"math"
 	"os"
 	"regexp"
 	"runtime"
@@ -15,21 +16,23 @@ import (
 
 // machine is where a run took place; without it figures say nothing.
 type machine struct {
-	Kernel     string `json:"kernel"`
-	Arch       string `json:"arch"`
-	Cores      int    `json:"cores"`
-	MemoryMiB  uint64 `json:"memory_mib"`
-	Cgroup     string `json:"cgroup"`
-	FileSystem string `json:"file_system"`
-	CRIU       string `json:"criu"`
-	Containerd string `json:"containerd"`
-	Runc       string `json:"runc"`
-	Go         string `json:"go"`
+	Kernel    string `json:"kernel"`
+	Arch      string `json:"arch"`
+	Cores     int    `json:"cores"`
+	MemoryMiB uint64 `json:"memory_mib"`
+	// Load is the load average of the minute before the rounds.
+	Load       float64 `json:"load_average"`
+	Cgroup     string  `json:"cgroup"`
+	FileSystem string  `json:"file_system"`
+	CRIU       string  `json:"criu"`
+	Containerd string  `json:"containerd"`
+	Runc       string  `json:"runc"`
+	Go         string  `json:"go"`
 }
 
 func (m machine) String() string {
-	return fmt.Sprintf("Linux %s on %s, %d cores, %d MiB of memory, %s, all files on %s; CRIU %s, containerd %s, runc %s, %s",
-		m.Kernel, m.Arch, m.Cores, m.MemoryMiB, m.Cgroup, m.FileSystem, m.CRIU, m.Containerd, m.Runc, m.Go)
+	return fmt.Sprintf("Linux %s on %s, %d cores, %d MiB of memory, %s, all files on %s, a load average of %.1f before the run; CRIU %s, containerd %s, runc %s, %s",
+		m.Kernel, m.Arch, m.Cores, m.MemoryMiB, m.Cgroup, m.FileSystem, m.Load, m.CRIU, m.Containerd, m.Runc, m.Go)
 }
 
 func describeMachine(ctx context.Context, tb *testbed.Testbed) (machine, error) {
@@ -44,6 +47,8 @@ func describeMachine(ctx context.Context, tb *testbed.Testbed) (machine, error) 
 		return m, fmt.Errorf("describe machine: %w", err)
 	}
 	m.MemoryMiB = uint64(info.Totalram) * uint64(info.Unit) >> 20
+	// The kernel counts in 65536ths.
+	m.Load = math.Round(float64(info.Loads[0])/65536*10) / 10
 	if _, err := os.Stat("/sys/fs/cgroup/cgroup.controllers"); err == nil {
 		m.Cgroup = "cgroup v2"
 	}

@@ -87,8 +87,13 @@ func run(ctx context.Context, rounds int, out string) (figures string, retErr er
 		&ours{ns: ns, variant: onLayers, snapshotter: testbed.Snapshotter},
 		&ours{ns: ns, variant: onStock, snapshotter: testbed.Stock},
 		&stock{ns: ns},
-		&runc{ns: ns},
+		&runc{ns: ns, variant: "runc"},
+		&runc{ns: ns, variant: "runc-nolock", criu: "network-lock skip"},
 		&bare{ns: ns},
+	}
+	described, err := describeMachine(ctx, tb)
+	if err != nil {
+		return "", err
 	}
 	res, err := measure(ctx, variants, rounds)
 	err = errors.Join(err, ns.Check(clean), ns.Empty(clean))
@@ -96,10 +101,8 @@ func run(ctx context.Context, rounds int, out string) (figures string, retErr er
 		return "", err
 	}
 	res.compare()
+	res.Machine = described
 	res.Date = time.Now().UTC().Format(time.DateOnly)
-	if res.Machine, err = describeMachine(ctx, tb); err != nil {
-		return "", err
-	}
 	if err := res.write(out); err != nil {
 		return "", err
 	}
@@ -126,7 +129,7 @@ func measure(ctx context.Context, variants []variant, rounds int) (res *results,
 		for _, v := range variants {
 			samples, err := v.round(ctx, n)
 			if err != nil {
-				return nil, fmt.Errorf("round %d of %s: %w", n, v.name(), err)
+				return nil, fmt.Errorf("round %d of %s: %w", n+1, v.name(), err)
 			}
 			if n < warmUps {
 				continue

@@ -105,7 +105,7 @@ func (r *results) markdown() string {
 	var b strings.Builder
 	fmt.Fprintf(&b, "%s, %d rounds after %d for warming up. %s.\n\n", r.Date, r.Rounds, r.WarmUps, r.Machine)
 	b.WriteString("Median (minimum) in milliseconds, as the caller sees it:\n\n")
-	variants := []string{onLayers, onStock, "containerd", "runc", "criu"}
+	variants := []string{onLayers, onStock, "containerd", "runc", "runc-nolock", "criu"}
 	r.table(&b, variants, []titled{
 		{"checkpoint; the process goes on", opCheckpoint},
 		{"checkpoint that ends the process", opDump},
@@ -131,7 +131,7 @@ func (r *results) markdown() string {
 }
 
 var phaseNames = map[string]string{
-	"shim":     "all in the shim",
+	"shim":     "total",
 	"frozen":   "the container does not run",
 	"dump":     "CRIU's dump",
 	"snapshot": "seal and change the root",

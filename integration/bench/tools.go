@@ -20,21 +20,26 @@ import (
 // runc is a container of runc without containerd: dumped and killed, and then
 // restored, by its own commands.
 type runc struct {
-	ns     *testbed.Namespace
+	ns      *testbed.Namespace
+	variant string
+	// criu is a line of CRIU's configuration, or empty.
+	criu string
+
 	dir    string
 	stdin  *os.File // the end that keeps the container's input open
 	stdio  *os.File // the other, which is its stdio
 	exists bool
 }
 
-const runcID = "bare-runc"
+func (r *runc) name() string { return r.variant }
 
-func (r *runc) name() string { return "runc" }
+// id is the container's.
+func (r *runc) id() string { return "bare-" + r.variant }
 
 func (r *runc) path(name string) string { return filepath.Join(r.dir, name) }
 
 func (r *runc) start(ctx context.Context) error {
-	r.dir = filepath.Join(r.ns.Dir, "runc")
+	r.dir = filepath.Join(r.ns.Dir, r.variant)
 	if err := r.rootfs(ctx); err != nil {
 		return err
 	}
@@ -50,7 +55,7 @@ func (r *runc) start(ctx context.Context) error {
 		return err
 	}
 	r.exists = true
-	if err := r.runc(ctx, "run", "--detach", "--pid-file", r.path("pid"), "--bundle", r.dir, runcID); err != nil {
+	if err := r.runc(ctx, "run", "--detach", "--pid-file", r.path("pid"), "--bundle", r.dir, r.id()); err != nil {
 		return err
 	}
 	pid, err := r.pid()
@@ -99,7 +104,14 @@ func (r *runc) configure() error {
 	process := spec["process"].(map[string]any)
 	process["terminal"], process["args"], process["env"] = false, []string{"sh", "-c", counter}, []string{"PATH=/bin"}
 	spec["root"].(map[string]any)["readonly"] = false
-	spec["linux"].(map[string]any)["cgroupsPath"] = "/" + r.ns.NS + "/" + runcID
+	spec["linux"].(map[string]any)["cgroupsPath"] = "/" + r.ns.NS + "/" + r.id()
+	if r.criu != "" {
+		conf := r.path("criu.conf")
+		if err := os.WriteFile(conf, []byte(r.criu+"\n"), 0o600); err != nil {
+			return err
+		}
+		spec["annotations"] = map[string]string{"org.criu.config": conf}
+	}
 	if b, err = json.Marshal(spec); err != nil {
 		return err
 	}
@@ -128,14 +140,14 @@ func (r *runc) round(ctx context.Context, n int) ([]sample, error) {
 		return nil, err
 	}
 	made, err := timed(opDump, func() error {
-		return r.runc(ctx, "checkpoint", "--image-path", images, "--work-path", r.dir, runcID)
+		return r.runc(ctx, "checkpoint", "--image-path", images, "--work-path", r.dir, r.id())
 	})
 	if err != nil {
 		return nil, err
 	}
 	back, err := timed(opRestore, func() error {
 		err := r.runc(ctx, "restore", "--detach", "--pid-file", r.path("pid"), "--bundle", r.dir,
-			"--image-path", images, "--work-path", r.dir, runcID)
+			"--image-path", images, "--work-path", r.dir, r.id())
 		if err != nil {
 			return err
 		}
@@ -151,7 +163,7 @@ func (r *runc) stop(ctx context.Context) error {
 	if !r.exists {
 		return nil
 	}
-	err := r.runc(ctx, "delete", "--force", runcID)
+	err := r.runc(ctx, "delete", "--force", r.id())
 	return errors.Join(err, r.stdio.Close(), r.stdin.Close())
 }
 
