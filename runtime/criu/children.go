@@ -33,6 +33,17 @@ func endChildren(others []int) {
 	}
 }
 
+// awaitEnd waits for the end of a child of this process and leaves it to be
+// reaped.
+func awaitEnd(pid int) {
+	for {
+		err := unix.Waitid(unix.P_PID, pid, nil, unix.WEXITED|unix.WNOWAIT, nil)
+		if err != unix.EINTR {
+			return
+		}
+	}
+}
+
 // killTree kills a process and its descendants. One that forks meanwhile
 // leaves a child behind only if it has no pid namespace of its own.
 func killTree(pid int) {

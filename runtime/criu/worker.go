@@ -91,7 +91,9 @@ func (b *Binary) Spawn(ctx context.Context, opts SpawnOptions) (*Worker, error) 
 	cmd.Stdout, cmd.Stderr = output, output
 	cmd.ExtraFiles = append([]*os.File{peer}, opts.Files...)
 	// The signal is sent when the thread that forked CRIU ends, see run. What
-	// CRIU forks does not get it, but is in the same process group.
+	// CRIU forks does not get it, but is in the same process group. Some of it
+	// never ends by itself: to try what ptrace can do, CRIU forks a process that
+	// sleeps until it is killed.
 	cmd.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: unix.SIGKILL, Setpgid: true}
 	w := &Worker{
 		conn:     conn,
@@ -111,7 +113,8 @@ func (b *Binary) Spawn(ctx context.Context, opts SpawnOptions) (*Worker, error) 
 }
 
 // run is the life of the worker's thread. It stays until the process has ended
-// (CRIU dies with its thread) and the request's outcome is known.
+// (CRIU dies with its thread) and the request's outcome is known. Unless that is
+// a success, what CRIU has forked is ended too.
 func (w *Worker) run(prepare func() error, started chan<- error) {
 	defer close(w.done)
 	// The thread may have served other goroutines before.
@@ -127,11 +130,16 @@ func (w *Worker) run(prepare func() error, started chan<- error) {
 		return
 	}
 	started <- nil
-	w.waitErr = w.cmd.Wait()
+	awaitEnd(w.Pid())
 	// What a killed CRIU has forked holds the connection open. Its messages can
 	// still be read, and then comes the end.
 	_ = w.conn.CloseRead()
 	<-w.released
+	if !w.keep {
+		// As long as the leader is not reaped, the number is that of its group.
+		_ = unix.Kill(-w.Pid(), unix.SIGKILL)
+	}
+	w.waitErr = w.cmd.Wait()
 	if !w.keep {
 		endChildren(others)
 	}
