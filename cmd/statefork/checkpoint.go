@@ -31,7 +31,7 @@ func checkpointCommand() *cli.Command {
 				if err != nil {
 					return err
 				}
-				return printer(cmd).result(res)
+				return printer(cmd).result(res, "not part of the node")
 			})
 		},
 	}

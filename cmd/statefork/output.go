@@ -49,15 +49,16 @@ func (o *output) external(list []statefork.External, what string) {
 	}
 }
 
-// result prints the node's id, which is all that a script wants.
-func (o *output) result(r *waypoint.Result) error {
+// result prints the node's id, which is all that a script wants. external says
+// what it means that something lies outside of the node.
+func (o *output) result(r *waypoint.Result, external string) error {
 	if o.json {
 		return o.asJSON(r)
 	}
 	for _, e := range r.EndedExecs {
 		o.remark("exec %s (pid %d) was ended", e.ID, e.PID)
 	}
-	o.external(r.External, "not part of the node")
+	o.external(r.External, external)
 	o.remark("%s", timings(r.Timings))
 	_, err := fmt.Fprintln(o.out, r.Node.ID)
 	return err

@@ -67,13 +67,13 @@ func TestResult(t *testing.T) {
 		Timings:    waypoint.Timings{Total: 24*time.Millisecond + 123*time.Microsecond, Dump: 11 * time.Millisecond},
 		External:   []statefork.External{{Kind: "mount", Name: "/data", Detail: "/srv/data"}, {Kind: "socket", Name: "1.2.3.4:5"}},
 		EndedExecs: []waypoint.Exec{{ID: "e1", PID: 7}},
-	})
+	}, "not rolled back")
 	if err != nil || out.String() != "aaa\n" {
 		t.Errorf("result printed %q, %v", out, err)
 	}
 	const want = `statefork: exec e1 (pid 7) was ended
-statefork: not part of the node: mount /data (/srv/data)
-statefork: not part of the node: socket 1.2.3.4:5
+statefork: not rolled back: mount /data (/srv/data)
+statefork: not rolled back: socket 1.2.3.4:5
 statefork: total 24.1ms, dump 11ms
 `
 	if msg.String() != want {

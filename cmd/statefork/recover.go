@@ -22,7 +22,7 @@ func recoverCommand() *cli.Command {
 				if err != nil {
 					return err
 				}
-				return printer(cmd).result(res)
+				return printer(cmd).result(res, "not rolled back")
 			})
 		},
 	}

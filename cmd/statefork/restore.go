@@ -29,7 +29,7 @@ func restoreCommand() *cli.Command {
 				if err != nil {
 					return err
 				}
-				return printer(cmd).result(res)
+				return printer(cmd).result(res, "not rolled back")
 			})
 		},
 	}
