@@ -5,7 +5,7 @@ set -euo pipefail
 # shellcheck source=common.sh
 . "$(dirname "$0")/common.sh"
 
-want=2.2
+want=2.3
 containerd=github.com/containerd/containerd/v2
 nerdctl=github.com/containerd/nerdctl/v2
 runc=github.com/opencontainers/runc

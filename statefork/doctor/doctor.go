@@ -59,7 +59,7 @@ const (
 	// sockets.
 	socketKernel   = "6.16"
 	minCRIUSockets = "4.2"
-	minContainerd  = "2.0"
+	minContainerd  = "2.3"
 )
 
 // Run does all checks, in the order in which a user would fix them.
