@@ -44,7 +44,12 @@ func (c *Client) Recover(ctx context.Context, ref string) (*Result, error) {
 	if status.running() {
 		return nil, fmt.Errorf("container %q is running, there is nothing to recover: %w", rec.ID, errdefs.ErrFailedPrecondition)
 	}
-	images, n, err := c.interrupted(ctx, sn, rec)
+	var images string
+	var n statefork.Node
+	err = lookAgain(ctx, func() error {
+		images, n, err = c.interrupted(ctx, sn, rec)
+		return err
+	})
 	if err != nil {
 		return nil, err
 	}
@@ -68,16 +73,16 @@ func (c *Client) startOver(ctx context.Context, cont containerd.Container, rec c
 // interrupted finds the images to go on from, and the node that they belong to
 // or descend from. It makes sure that the active snapshot is there.
 func (c *Client) interrupted(ctx context.Context, sn snapshots.Snapshotter, rec containers.Container) (images string, n statefork.Node, err error) {
-	info, err := sn.Stat(ctx, rec.SnapshotKey)
+	info, err := settled(ctx, sn, rec)
 	if errdefs.IsNotFound(err) {
 		return c.complete(ctx, sn, rec)
 	}
 	if err != nil {
-		return "", n, fmt.Errorf("stat active snapshot of %q: %w", rec.ID, err)
+		return "", n, err
 	}
 	mounts, err := sn.Mounts(ctx, rec.SnapshotKey)
 	if err != nil {
-		return "", n, fmt.Errorf("get mounts of active snapshot of %q: %w", rec.ID, err)
+		return "", n, overtaken(fmt.Errorf("get mounts of active snapshot of %q: %w", rec.ID, err))
 	}
 	w, err := layer.FromMounts(mounts)
 	if err != nil {
@@ -126,7 +131,7 @@ func (c *Client) complete(ctx context.Context, sn snapshots.Snapshotter, rec con
 	}
 	log.G(ctx).WithField("node", n.ID).Info("complete an interrupted operation")
 	if err := prepareAt(ctx, sn, rec.SnapshotKey, info, rec.ID); err != nil {
-		return "", n, err
+		return "", n, overtaken(err)
 	}
 	images, err := imagesOf(info)
 	return images, n, err

@@ -98,7 +98,17 @@ func prepareAt(ctx context.Context, sn snapshots.Snapshotter, key string, info s
 }
 
 // startAt gives a container that does not run a new task at a node.
-func (c *Client) startAt(ctx context.Context, rec containers.Container, n statefork.Node, info snapshots.Info) (_ *Result, retErr error) {
+func (c *Client) startAt(ctx context.Context, rec containers.Container, n statefork.Node, info snapshots.Info) (res *Result, err error) {
+	err = lookAgain(ctx, func() error {
+		res, err = c.tryStartAt(ctx, rec, n, info)
+		return err
+	})
+	return res, err
+}
+
+// tryStartAt is startAt as far as containerd stands still. If it fails,
+// everything is as it was before.
+func (c *Client) tryStartAt(ctx context.Context, rec containers.Container, n statefork.Node, info snapshots.Info) (_ *Result, retErr error) {
 	begin := time.Now()
 	images, err := imagesOf(info)
 	if err != nil {
@@ -124,7 +134,7 @@ func (c *Client) startAt(ctx context.Context, rec containers.Container, n statef
 		return nil, err
 	}
 	if err := prepareAt(leased, sn, rec.SnapshotKey, info, rec.ID); err != nil {
-		return nil, err
+		return nil, overtaken(err)
 	}
 	made.push(func(ctx context.Context) error { return sn.Remove(ctx, rec.SnapshotKey) })
 	snapshotted := time.Since(begin)
@@ -179,7 +189,7 @@ func abandon(ctx context.Context, sn snapshots.Snapshotter, rec containers.Conta
 		api.LabelParent:      head,
 	}))
 	if err != nil {
-		return "", fmt.Errorf("set the abandoned state of %q aside: %w", rec.ID, err)
+		return "", overtaken(fmt.Errorf("set the abandoned state of %q aside: %w", rec.ID, err))
 	}
 	made.push(func(ctx context.Context) error {
 		parent, labels := name, maps.Clone(was.Labels)
@@ -243,7 +253,15 @@ func (c *Client) startTask(ctx context.Context, cont containerd.Container, rec c
 	if err != nil {
 		return err
 	}
-	t, err := cont.NewTask(ctx, create, containerd.WithRestoreImagePath(images))
+	var t containerd.Task
+	// containerd may not have taken a dead shim's task off its list yet.
+	err = lookAgain(ctx, func() error {
+		t, err = cont.NewTask(ctx, create, containerd.WithRestoreImagePath(images))
+		if errdefs.IsAlreadyExists(err) {
+			return overtaken(err)
+		}
+		return err
+	})
 	if err != nil {
 		return fmt.Errorf("create task %q: %w", rec.ID, err)
 	}
