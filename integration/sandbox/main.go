@@ -84,7 +84,7 @@ func run(ctx context.Context, image string, command []string) (retErr error) {
 	case "busybox":
 		err = ns.ImportBusybox(ctx)
 	case "debian":
-		err = ns.ImportDebian(ctx)
+		err = patiently("the image of Debian", func() error { return ns.ImportDebian(ctx) })
 	default:
 		err = fmt.Errorf("no image %q", image)
 	}
@@ -95,6 +95,23 @@ func run(ctx context.Context, image string, command []string) (retErr error) {
 		return errors.Join(err, ns.Discard(clean))
 	}
 	return errors.Join(ns.Check(clean), ns.Empty(clean))
+}
+
+// patiently says from time to time that f, which may take minutes, is not done.
+func patiently(what string, f func() error) error {
+	const every = 20 * time.Second
+	start, done := time.Now(), make(chan error, 1)
+	go func() { done <- f() }()
+	tick := time.NewTicker(every)
+	defer tick.Stop()
+	for {
+		select {
+		case err := <-done:
+			return err
+		case <-tick.C:
+			say("%s: %s so far", what, time.Since(start).Round(time.Second))
+		}
+	}
 }
 
 // runIn runs the command with this process's terminal.
