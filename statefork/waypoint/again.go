@@ -58,6 +58,18 @@ func lookAgain(ctx context.Context, f func() error) error {
 	}
 }
 
+// forgotten says that containerd lists the active snapshot of a container, as
+// taken says, and that its snapshotter has none: the shim was killed in a Commit,
+// and when its connection was gone, containerd took the commit back that the
+// snapshotter had carried out. What was in it cannot be reached any more.
+func forgotten(ctx context.Context, sn snapshots.Snapshotter, rec containers.Container, taken error) bool {
+	if !errdefs.IsAlreadyExists(taken) {
+		return false
+	}
+	_, err := settled(ctx, sn, rec)
+	return errdefs.IsNotFound(err)
+}
+
 // settled stats the active snapshot of a container by writing what is true of
 // it anyway: containerd's writers wait for each other, so a Commit that is
 // already at work on it is over then. Its layer may not be written under that.

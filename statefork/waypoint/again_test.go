@@ -9,15 +9,18 @@ import (
 	"testing"
 	"time"
 
+	snapshotsapi "github.com/containerd/containerd/api/services/snapshots/v1"
 	"github.com/containerd/containerd/api/services/tasks/v1"
 	containerd "github.com/containerd/containerd/v2/client"
 	"github.com/containerd/containerd/v2/core/mount"
 	"github.com/containerd/containerd/v2/core/snapshots"
+	"github.com/containerd/containerd/v2/core/snapshots/proxy"
 	"github.com/containerd/containerd/v2/pkg/oci"
 	"github.com/containerd/errdefs"
 	"github.com/containerd/errdefs/pkg/errgrpc"
 	"github.com/opencontainers/runtime-spec/specs-go"
 	"google.golang.org/grpc"
+	"google.golang.org/grpc/credentials/insecure"
 
 	"github.com/statefork/statefork/shim/api"
 )
@@ -119,16 +122,7 @@ func TestOvertaken(t *testing.T) {
 		}
 	}
 	commit := func(node string) func(snapshots.Snapshotter) {
-		return func(sn snapshots.Snapshotter) {
-			labels := map[string]string{
-				api.LabelNode: node, api.LabelContainer: "job1", api.LabelParent: nodeA, api.LabelHeadOf: "job1",
-				api.LabelCreated: time.Now().UTC().Format(time.RFC3339Nano),
-				api.LabelImages:  info.Labels[api.LabelImages], api.LabelGCContainer: "job1",
-			}
-			if err := sn.Commit(ctx, api.SnapshotName("job1", node), "job1", snapshots.WithLabels(labels)); err != nil {
-				t.Error(err)
-			}
-		}
+		return func(sn snapshots.Snapshotter) { commitLike(t, sn, info, node) }
 	}
 	restore := func(c *Client) (*Result, error) { return c.Restore(ctx, "job1", "first") }
 	recovery := func(c *Client) (*Result, error) { return c.Recover(ctx, "job1") }
@@ -165,6 +159,51 @@ func TestOvertaken(t *testing.T) {
 			d.countsOn(t, "job1")
 		})
 	}
+}
+
+// commitLike makes another node of job1's active snapshot, with the process
+// images of the node info.
+func commitLike(t *testing.T, sn snapshots.Snapshotter, info snapshots.Info, node string) {
+	t.Helper()
+	labels := map[string]string{
+		api.LabelNode: node, api.LabelContainer: "job1", api.LabelParent: nodeA, api.LabelHeadOf: "job1",
+		api.LabelCreated: time.Now().UTC().Format(time.RFC3339Nano),
+		api.LabelImages:  info.Labels[api.LabelImages], api.LabelGCContainer: "job1",
+	}
+	if err := sn.Commit(scoped(t), api.SnapshotName("job1", node), "job1", snapshots.WithLabels(labels)); err != nil {
+		t.Error(err)
+	}
+}
+
+// TestForgotten takes a container whose active snapshot only containerd knows to
+// a node; what it did since cannot be recovered.
+func TestForgotten(t *testing.T) {
+	d := startDaemonOn(t, "statefork")
+	need(t, exec.Command(program(t, "criu"), "check").Run() == nil, "a criu that works on this kernel")
+	ctx := scoped(t)
+	d.base(t)
+	src := d.create(t, "job1", counter, nil, oci.WithHostNamespace(specs.NetworkNamespace))
+	d.dump(t, d.run(t, src), "job1")
+	conn, err := grpc.NewClient("unix://"+filepath.Join(d.dir, "sn.sock"), grpc.WithTransportCredentials(insecure.NewCredentials()))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer conn.Close()
+	backend := proxy.NewSnapshotter(snapshotsapi.NewSnapshotsClient(conn), d.name)
+	infos, err := walk(ctx, backend, "kind==active")
+	if err != nil || len(infos) != 1 {
+		t.Fatalf("active snapshots are %v, %v; want one", infos, err)
+	}
+	if err := backend.Remove(ctx, infos[0].Name); err != nil {
+		t.Fatal(err)
+	}
+	_, err = d.Recover(ctx, "job1")
+	wantError(t, "Recover of what is forgotten", err, errdefs.IsFailedPrecondition, true)
+	res, err := d.Restore(ctx, "job1", "first")
+	if err != nil || res.Node.ID != nodeA || !res.Started {
+		t.Fatalf("Restore = %+v, %v", res, err)
+	}
+	d.countsOn(t, "job1")
 }
 
 // through returns a client that uses other services than the daemon's own.

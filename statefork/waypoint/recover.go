@@ -129,10 +129,16 @@ func (c *Client) complete(ctx context.Context, sn snapshots.Snapshotter, rec con
 	if err != nil {
 		return "", n, err
 	}
-	log.G(ctx).WithField("node", n.ID).Info("complete an interrupted operation")
-	if err := prepareAt(ctx, sn, rec.SnapshotKey, info, rec.ID); err != nil {
+	err = prepareAt(ctx, sn, rec.SnapshotKey, info, rec.ID)
+	if forgotten(ctx, sn, rec, err) {
+		return "", n, statefork.WithHint(
+			fmt.Errorf("snapshotter %q does not have the active snapshot of %q: %w", rec.Snapshotter, rec.ID, errdefs.ErrFailedPrecondition),
+			"restore it to a node")
+	}
+	if err != nil {
 		return "", n, overtaken(err)
 	}
+	log.G(ctx).WithField("node", n.ID).Info("completed an interrupted operation")
 	images, err := imagesOf(info)
 	return images, n, err
 }

@@ -106,6 +106,16 @@ func (c *Client) startAt(ctx context.Context, rec containers.Container, n statef
 	return res, err
 }
 
+// takeKey prepares a container's key, which is free, at a node.
+func takeKey(ctx context.Context, sn snapshots.Snapshotter, rec containers.Container, info snapshots.Info) error {
+	err := prepareAt(ctx, sn, rec.SnapshotKey, info, rec.ID)
+	if forgotten(ctx, sn, rec, err) {
+		log.G(ctx).WithField("snapshot", rec.SnapshotKey).Warn("remove an active snapshot that only containerd knows")
+		err = errors.Join(err, sn.Remove(ctx, rec.SnapshotKey))
+	}
+	return overtaken(err)
+}
+
 // tryStartAt is startAt as far as containerd stands still. If it fails,
 // everything is as it was before.
 func (c *Client) tryStartAt(ctx context.Context, rec containers.Container, n statefork.Node, info snapshots.Info) (_ *Result, retErr error) {
@@ -133,8 +143,8 @@ func (c *Client) tryStartAt(ctx context.Context, rec containers.Container, n sta
 	if err != nil {
 		return nil, err
 	}
-	if err := prepareAt(leased, sn, rec.SnapshotKey, info, rec.ID); err != nil {
-		return nil, overtaken(err)
+	if err := takeKey(leased, sn, rec, info); err != nil {
+		return nil, err
 	}
 	made.push(func(ctx context.Context) error { return sn.Remove(ctx, rec.SnapshotKey) })
 	snapshotted := time.Since(begin)
