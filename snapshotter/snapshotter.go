@@ -358,7 +358,11 @@ func (s *Snapshotter) commit(ctx context.Context, name, key string, opts []snaps
 		if _, err := storage.CommitActive(ctx, key, name, snapshots.Usage{}, opts...); err != nil {
 			return err
 		}
-		return t.seal(id, name, node, empty)
+		if err := t.seal(id, name, node, empty); err != nil {
+			return err
+		}
+		// containerd takes back a commit whose caller has gone: so must we.
+		return ctx.Err()
 	})
 }
 
