@@ -38,19 +38,11 @@ type sealing struct {
 
 func (s *Service) checkpoint(ctx context.Context, req *api.CheckpointRequest) (*api.CheckpointResponse, error) {
 	begin := time.Now()
-	c, err := s.containers.Container(req.ContainerId)
-	if err != nil {
-		return nil, err
-	}
-	release, err := c.Acquire(ctx)
+	c, rec, release, err := s.acquire(ctx, req.ContainerId)
 	if err != nil {
 		return nil, err
 	}
 	defer release()
-	rec, err := s.daemon.record(ctx, req.ContainerId)
-	if err != nil {
-		return nil, err
-	}
 	w, seal, err := rec.prepareSealing(ctx, req)
 	if err != nil {
 		return nil, err

@@ -22,19 +22,11 @@ func timestamp(t time.Time) *timestamppb.Timestamp { return timestamppb.New(t.UT
 
 func (s *Service) restore(ctx context.Context, req *api.RestoreRequest) (*api.RestoreResponse, error) {
 	begin := time.Now()
-	c, err := s.containers.Container(req.ContainerId)
-	if err != nil {
-		return nil, err
-	}
-	release, err := c.Acquire(ctx)
+	c, rec, release, err := s.acquire(ctx, req.ContainerId)
 	if err != nil {
 		return nil, err
 	}
 	defer release()
-	rec, err := s.daemon.record(ctx, req.ContainerId)
-	if err != nil {
-		return nil, err
-	}
 	if _, err := rec.activeMounts(ctx); err != nil {
 		return nil, err
 	}

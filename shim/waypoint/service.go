@@ -99,6 +99,25 @@ func edge(doing, id string, err error) error {
 	return fmt.Errorf("%s %q: %w", doing, id, err)
 }
 
+// acquire waits until the container is free for an operation, and reads its
+// record then: the operation before may have changed it.
+func (s *Service) acquire(ctx context.Context, id string) (_ *container.Container, _ *record, release func(), _ error) {
+	c, err := s.containers.Container(id)
+	if err != nil {
+		return nil, nil, nil, err
+	}
+	release, err = c.Acquire(ctx)
+	if err != nil {
+		return nil, nil, nil, err
+	}
+	rec, err := s.daemon.record(ctx, id)
+	if err != nil {
+		release()
+		return nil, nil, nil, err
+	}
+	return c, rec, release, nil
+}
+
 func (s *Service) list(ctx context.Context, req *api.ListRequest) (*api.ListResponse, error) {
 	c, err := s.containers.Container(req.ContainerId)
 	if err != nil {
