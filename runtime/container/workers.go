@@ -32,8 +32,9 @@ func (c *Container) spawn(ctx context.Context, bin *criu.Binary, opts criu.Spawn
 	}
 	name := filepath.Join(c.bundle, workerPrefix+strconv.Itoa(w.Pid()))
 	stat, err := system.Stat(w.Pid())
-	if err == nil {
-		err = os.WriteFile(name, []byte(strconv.FormatUint(stat.StartTime, 10)), 0o600)
+	exe, lerr := executable(w.Pid())
+	if err = errors.Join(err, lerr); err == nil {
+		err = os.WriteFile(name, fmt.Appendf(nil, "%d %s", stat.StartTime, exe), 0o600)
 	}
 	if err != nil {
 		return nil, nil, errors.Join(fmt.Errorf("note criu process: %w", err), w.Close())
@@ -51,12 +52,13 @@ func killWorkers(ctx context.Context, bundle string) error {
 	for _, note := range notes {
 		pid, perr := strconv.Atoi(strings.TrimPrefix(filepath.Base(note), workerPrefix))
 		b, rerr := os.ReadFile(note)
-		born, serr := strconv.ParseUint(string(b), 10, 64)
+		start, exe, _ := strings.Cut(string(b), " ")
+		born, serr := strconv.ParseUint(start, 10, 64)
 		if err := errors.Join(perr, rerr, serr); err != nil {
 			errs = append(errs, fmt.Errorf("read note of criu process %q: %w", note, err))
 			continue
 		}
-		if !ledBy(pid, born) {
+		if !ledBy(pid, born, exe) {
 			continue
 		}
 		log.G(ctx).WithField("pid", pid).Warn("kill what is left of a criu process")
@@ -67,10 +69,17 @@ func killWorkers(ctx context.Context, bundle string) error {
 	return errors.Join(errs...)
 }
 
+// executable returns the file that a process runs, also if it has been replaced
+// since.
+func executable(pid int) (string, error) {
+	exe, err := os.Readlink(filepath.Join("/proc", strconv.Itoa(pid), "exe"))
+	return strings.TrimSuffix(exe, " (deleted)"), err
+}
+
 // ledBy says whether the process group pgid is that of a worker that was born
-// then: the kernel gives no pid to a new process while a group has it, but it
+// then and runs that file: the kernel gives no pid to a new process while a group has it, but it
 // may have ended and come again. Whoever is in it must not be older.
-func ledBy(pgid int, born uint64) bool {
+func ledBy(pgid int, born uint64, file string) bool {
 	entries, err := os.ReadDir("/proc")
 	if err != nil {
 		return false
@@ -84,12 +93,12 @@ func ledBy(pgid int, born uint64) bool {
 		if group, err := unix.Getpgid(pid); err != nil || group != pgid {
 			continue
 		}
-		exe, err := os.Readlink(filepath.Join("/proc", e.Name(), "exe"))
+		exe, err := executable(pid)
 		stat, serr := system.Stat(pid)
 		if err != nil || serr != nil {
 			continue // it has ended
 		}
-		if filepath.Base(strings.TrimSuffix(exe, " (deleted)")) != "criu" || stat.StartTime < born {
+		if exe != file || stat.StartTime < born {
 			return false
 		}
 		found = true
