@@ -29,6 +29,8 @@ type lower struct {
 	empty bool
 }
 
+const nodeIDLength = 12
+
 var nodeIDRE = regexp.MustCompile(`^[0-9a-f]{12}$`)
 
 // node finds the layer of a node and the visible parent of its snapshot.
@@ -65,6 +67,9 @@ func (t *tx) descend(ctx context.Context, id uint64, node, parent string) (recor
 	}
 	below.refs++
 	if err := t.putLayer(from, below); err != nil {
+		return record{}, err
+	}
+	if err := t.confirm(from); err != nil {
 		return record{}, err
 	}
 	r := record{from: from}
@@ -145,38 +150,6 @@ func (t *tx) seal(id uint64, name, node string, empty bool) error {
 	return t.putLayer(id, r)
 }
 
-// committed says whether there is a node with this id.
-func (t *tx) committed(node string) bool {
-	return node != "" && t.nodes.Get([]byte(node)) != nil
-}
-
-// recommit repeats the commit of a node, under a name that may have changed.
-// containerd commits here within a transaction of its own: killed before that
-// ends, it knows nothing of the node when it is asked to commit again, and
-// chooses another name if something else was committed in between. A node's id
-// is made for one commit, so a second one with it can be nothing else.
-func (t *tx) recommit(ctx context.Context, name, node string, opts []snapshots.Opt) error {
-	old := string(t.nodes.Get([]byte(node)))
-	if old == name {
-		return nil
-	}
-	b := t.snapshots.Bucket([]byte(old))
-	if b == nil {
-		return fmt.Errorf("snapshot %q of node %q: %w", old, node, errdefs.ErrNotFound)
-	}
-	// As an active one it can be committed under the other name.
-	if err := b.Put(keyKind, []byte{byte(snapshots.KindActive)}); err != nil {
-		return fmt.Errorf("commit node %q again: %w", node, err)
-	}
-	if _, err := storage.CommitActive(ctx, old, name, snapshots.Usage{}, opts...); err != nil {
-		return fmt.Errorf("commit node %q again: %w", node, err)
-	}
-	if err := t.nodes.Put([]byte(node), []byte(name)); err != nil {
-		return fmt.Errorf("write node %q: %w", node, err)
-	}
-	return nil
-}
-
 // dropped is a layer whose directories are to go: all of them, or all but the
 // upperdir if others stand on it.
 type dropped struct {
@@ -196,8 +169,11 @@ func (t *tx) release(id uint64) ([]dropped, error) {
 			return nil, fmt.Errorf("delete node %q: %w", r.node, err)
 		}
 	}
+	if err := t.confirm(id); err != nil {
+		return nil, err
+	}
 	if r.refs > 0 {
-		r.removed, r.node = true, ""
+		r.removed, r.node, r.key = true, "", ""
 		return []dropped{{id: id, keepData: true}}, t.putLayer(id, r)
 	}
 	var drop []dropped

@@ -5,7 +5,9 @@ import (
 	"errors"
 	"fmt"
 	"maps"
+	"os"
 	"path/filepath"
+	"reflect"
 	"slices"
 	"strings"
 	"testing"
@@ -341,5 +343,44 @@ func TestWalkAllowsChanges(t *testing.T) {
 	}
 	if err := open(t, t.TempDir()).Walk(t.Context(), nil); err != nil {
 		t.Errorf("walk over nothing: %v", err)
+	}
+}
+
+// To containerd's garbage collector a node that it knows nothing of is nobody's.
+// If the commit was taken back it is some container's root.
+func TestCollectUnknownNode(t *testing.T) {
+	ctx := t.Context()
+	s := open(t, t.TempDir())
+	chain(t, s, 1)
+	m, err := s.Mounts(ctx, "head")
+	must(t, err)
+	file := filepath.Join(upperOf(m), "file")
+	write(t, file, "x")
+	image := filepath.Join(images(t, s, "head", 1), "inventory.img")
+	write(t, image, "x")
+	before, err := s.Stat(ctx, "head")
+	must(t, err)
+	commit(t, s, "unknown", "head", asNode(nodeID(2)))
+	remove(t, s, "unknown")
+	after, err := s.Stat(ctx, "head")
+	must(t, err)
+	if after.Kind != snapshots.KindActive || after.Parent != before.Parent || !maps.Equal(after.Labels, before.Labels) {
+		t.Errorf("the active snapshot is %+v, was %+v", after, before)
+	}
+	for _, f := range []string{file, image} {
+		if b, err := os.ReadFile(f); err != nil || string(b) != "x" {
+			t.Errorf("%s: %q, %v", f, b, err)
+		}
+	}
+	if got, err := s.Mounts(ctx, "head"); err != nil || !reflect.DeepEqual(got, m) {
+		t.Errorf("mounts are %v, %v, want %v", got, err, m)
+	}
+	// It is removed like any other by the key that it has now.
+	remove(t, s, "head")
+	if _, err := os.Stat(file); !errors.Is(err, os.ErrNotExist) {
+		t.Errorf("the file: %v", err)
+	}
+	if _, err := s.Stat(ctx, "head"); !errdefs.IsNotFound(err) {
+		t.Errorf("the removed one: %v", err)
 	}
 }

@@ -21,6 +21,8 @@ type model struct {
 	node  map[string]string // node id -> snapshot
 	last  int               // the last layer
 	empty map[string]bool   // sealed layers that nothing was written to
+	full  map[string]bool   // layers that something was written to
+	known map[string]bool   // names that were asked for since the root was opened
 }
 
 type modelSnap struct {
@@ -29,6 +31,7 @@ type modelSnap struct {
 	parent  string   // the visible one
 	private []string // layers of the lineage, topmost first
 	node    string
+	old     string // the key it was committed from, while that can be taken back
 }
 
 // below lists all layers below a snapshot.
@@ -88,10 +91,10 @@ func TestModel(t *testing.T) {
 		t.Run(strconv.FormatUint(seed, 10), func(t *testing.T) {
 			root := t.TempDir()
 			r := rand.New(rand.NewPCG(seed, 1))
-			m := &model{snaps: map[string]*modelSnap{}, node: map[string]string{}, empty: map[string]bool{}}
+			m := &model{snaps: map[string]*modelSnap{}, node: map[string]string{}, empty: map[string]bool{}, full: map[string]bool{}, known: map[string]bool{}}
 			s := open(t, root)
 			for step := range 150 {
-				switch r.IntN(8) {
+				switch r.IntN(11) {
 				case 0, 1, 2:
 					m.create(t, s, r, step)
 				case 3, 4, 5:
@@ -104,7 +107,12 @@ func TestModel(t *testing.T) {
 							t.Fatal(err)
 						}
 						s = open(t, root)
+						clear(m.known)
 					}
+				case 8:
+					m.ask(t, s, r)
+				case 9, 10:
+					m.takeBack(t, s, r, step)
 				}
 				if err := m.compare(t, s); err != nil {
 					t.Fatalf("step %d: %v", step, err)
@@ -124,8 +132,12 @@ func (m *model) create(t *testing.T, s *Snapshotter, r *rand.Rand, step int) {
 	if len(nodes) > 0 && r.IntN(3) > 0 {
 		id := nodes[r.IntN(len(nodes))]
 		n := m.snaps[m.node[id]]
+		n.old = ""
 		p.parent, p.private = n.parent, append([]string{n.layer}, n.private...)
 		opts = append(opts, from(id))
+	}
+	if p.parent != "" {
+		m.snaps[p.parent].old = ""
 	}
 	m.last++
 	p.layer = strconv.FormatInt(int64(m.last), 36)
@@ -146,23 +158,90 @@ func (m *model) commit(t *testing.T, s *Snapshotter, r *rand.Rand, step int) {
 	if key == "" {
 		return
 	}
+	m.commitKey(t, s, r, step, key)
+}
+
+// commitKey commits an active snapshot, or one whose commit can be taken back.
+func (m *model) commitKey(t *testing.T, s *Snapshotter, r *rand.Rand, step int, key string) {
 	p := m.snaps[key]
 	if r.IntN(3) > 0 {
 		write(t, filepath.Join(s.dirs.layers(), p.layer, "f"), key)
-	} else {
-		m.empty[p.layer] = true
+		m.full[p.layer] = true
 	}
+	m.empty[p.layer] = !m.full[p.layer]
 	name := fmt.Sprint("name-", step)
 	var opts []snapshots.Opt
 	if r.IntN(4) > 0 {
-		p.node = nodeID(step)
+		p.node, p.old = nodeID(step), key
 		opts = append(opts, asNode(p.node))
 		m.node[p.node] = name
 	}
-	commit(t, s, name, key, opts...)
+	if err := s.Commit(t.Context(), name, key, opts...); err != nil {
+		t.Fatal(err)
+	}
 	p.kind = snapshots.KindCommitted
 	m.snaps[name] = p
 	delete(m.snaps, key)
+}
+
+// tentative picks the name of a node whose commit can be taken back.
+func (m *model) tentative(r *rand.Rand) string {
+	var all []string
+	for name, p := range m.snaps {
+		if p.old != "" {
+			all = append(all, name)
+		}
+	}
+	if len(all) == 0 {
+		return ""
+	}
+	slices.Sort(all)
+	return all[r.IntN(len(all))]
+}
+
+// ask asks for a node by its name, as only one does who knows of it.
+func (m *model) ask(t *testing.T, s *Snapshotter, r *rand.Rand) {
+	name := m.tentative(r)
+	if name == "" {
+		return
+	}
+	if _, err := s.Stat(t.Context(), name); err != nil {
+		t.Fatal(err)
+	}
+	m.known[name] = true
+}
+
+// takeBack changes a snapshot by the key it had before it was committed.
+func (m *model) takeBack(t *testing.T, s *Snapshotter, r *rand.Rand, step int) {
+	name := m.tentative(r)
+	if name == "" {
+		return
+	}
+	key := m.snaps[name].old
+	m.reopen(name)
+	switch r.IntN(3) {
+	case 0:
+		m.commitKey(t, s, r, step, key)
+	case 1:
+		remove(t, s, key)
+		delete(m.snaps, key)
+	case 2:
+		info, err := s.Stat(t.Context(), key)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if _, err := s.Update(t.Context(), info); err != nil {
+			t.Fatal(err)
+		}
+	}
+}
+
+func (m *model) reopen(name string) {
+	p := m.snaps[name]
+	m.snaps[p.old] = p
+	delete(m.snaps, name)
+	delete(m.node, p.node)
+	p.kind, p.node, p.old = snapshots.KindActive, "", ""
 }
 
 func (m *model) remove(t *testing.T, s *Snapshotter, r *rand.Rand) {
@@ -171,6 +250,10 @@ func (m *model) remove(t *testing.T, s *Snapshotter, r *rand.Rand) {
 		return
 	}
 	remove(t, s, name)
+	if m.snaps[name].old != "" && !m.known[name] {
+		m.reopen(name)
+		return
+	}
 	if id := m.snaps[name].node; id != "" {
 		delete(m.node, id)
 	}
@@ -195,10 +278,17 @@ func (m *model) compare(t *testing.T, s *Snapshotter) error {
 		if p == nil || info.Kind != p.kind || info.Parent != p.parent {
 			return fmt.Errorf("snapshot %+v, want %+v", info, p)
 		}
-		if info.Kind == snapshots.KindCommitted {
+		key := info.Name
+		if p.old != "" {
+			key = p.old
+			old, err := s.Stat(t.Context(), key)
+			if err != nil || old.Name != key || old.Kind != snapshots.KindActive || old.Parent != p.parent {
+				return fmt.Errorf("snapshot %+v by its old key: %+v, %v", p, old, err)
+			}
+		} else if info.Kind == snapshots.KindCommitted {
 			return nil
 		}
-		mounts, err := s.Mounts(t.Context(), info.Name)
+		mounts, err := s.Mounts(t.Context(), key)
 		if err != nil {
 			return err
 		}

@@ -10,7 +10,6 @@ import (
 	"path/filepath"
 	"slices"
 	"strings"
-	"sync"
 	"syscall"
 	"testing"
 	"time"
@@ -18,7 +17,6 @@ import (
 	"github.com/containerd/containerd/v2/core/mount"
 	"github.com/containerd/containerd/v2/core/snapshots"
 	"github.com/containerd/continuity/sysx"
-	"github.com/containerd/errdefs"
 )
 
 // The tests here mount snapshots, as containerd and the shim do.
@@ -351,29 +349,6 @@ func checkMountinfo(t *testing.T, dir string) {
 		}
 	}
 	t.Errorf("no mount at %q", dir)
-}
-
-// A layer that is committed but still written to is some container's root.
-func TestRemoveWrittenTo(t *testing.T) {
-	needRoot(t)
-	s := open(t, t.TempDir())
-	threeNodes(t, s)
-	m, err := s.Mounts(t.Context(), "head")
-	must(t, err)
-	dir := t.TempDir()
-	must(t, mount.All(m, dir))
-	unmount := sync.OnceValue(func() error { return mount.UnmountAll(dir, 0) })
-	t.Cleanup(func() { must(t, unmount()) })
-	write(t, filepath.Join(dir, "f"), "x")
-	commit(t, s, "orphan", "head", asNode(nodeID(4)))
-	if err := s.Remove(t.Context(), "orphan"); !errdefs.IsFailedPrecondition(err) {
-		t.Fatalf("got %v, want a refusal", err)
-	}
-	if b, err := os.ReadFile(filepath.Join(dir, "f")); err != nil || string(b) != "x" {
-		t.Errorf("the file: %q, %v", b, err)
-	}
-	must(t, unmount())
-	remove(t, s, "orphan")
 }
 
 // A mounted snapshot may be removed, as happens to the old root of a container

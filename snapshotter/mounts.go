@@ -120,15 +120,3 @@ func checkDepth(n, limit int) error {
 	return fmt.Errorf("stack %d layers: at most %d are possible, go on from an earlier node or from an image of this one: %w",
 		n, limit, errdefs.ErrResourceExhausted)
 }
-
-// writtenTo says whether an overlay in a mount table has the upperdir.
-func writtenTo(mountinfo, upperdir string) bool {
-	option := "upperdir=" + strings.ReplaceAll(upperdir, " ", `\040`)
-	for line := range strings.Lines(mountinfo) {
-		_, after, ok := strings.Cut(line, option)
-		if ok && strings.HasPrefix(after, ",") {
-			return true
-		}
-	}
-	return false
-}

@@ -39,7 +39,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"os"
 	"path/filepath"
 	"sync"
 	"time"
@@ -76,6 +75,7 @@ type Snapshotter struct {
 	store   *store
 	trash   *trash
 	measure measure
+	known   known
 	// options are given to overlay mounts, roOptions to readonly ones.
 	options, roOptions []string
 
@@ -156,19 +156,23 @@ func (s *Snapshotter) setOptions() error {
 
 // Stat returns what is known of a snapshot.
 func (s *Snapshotter) Stat(ctx context.Context, key string) (info snapshots.Info, err error) {
-	err = s.store.view(ctx, func(ctx context.Context, _ *tx) error {
-		_, info, _, err = storage.GetInfo(ctx, key)
+	err = s.store.view(ctx, func(ctx context.Context, t *tx) error {
+		_, info, err = t.info(ctx, key)
 		return err
 	})
 	if err != nil {
 		return snapshots.Info{}, fmt.Errorf("stat snapshot %q: %w", key, err)
 	}
+	s.known.add(info)
 	return info, nil
 }
 
 // Update changes labels, but not those that say where a snapshot stands.
 func (s *Snapshotter) Update(ctx context.Context, info snapshots.Info, fieldpaths ...string) (updated snapshots.Info, err error) {
-	err = s.store.update(ctx, func(ctx context.Context, _ *tx) error {
+	err = s.store.update(ctx, func(ctx context.Context, t *tx) error {
+		if err := t.takeBack(ctx, info.Name); err != nil {
+			return err
+		}
 		_, before, _, err := storage.GetInfo(ctx, info.Name)
 		if err != nil {
 			return err
@@ -181,6 +185,7 @@ func (s *Snapshotter) Update(ctx context.Context, info snapshots.Info, fieldpath
 	if err != nil {
 		return snapshots.Info{}, fmt.Errorf("update snapshot %q: %w", info.Name, err)
 	}
+	s.known.add(updated)
 	return updated, nil
 }
 
@@ -256,6 +261,11 @@ func (s *Snapshotter) create(ctx context.Context, kind snapshots.Kind, key, pare
 		if err != nil {
 			return err
 		}
+		if len(snap.ParentIDs) > 0 {
+			if err := t.confirmSnapshot(snap.ParentIDs[0]); err != nil {
+				return err
+			}
+		}
 		r, err := t.descend(ctx, id, base.Labels[layer.LabelFrom], parent)
 		if err != nil {
 			return err
@@ -286,7 +296,7 @@ func (s *Snapshotter) Mounts(ctx context.Context, key string) (mounts []mount.Mo
 }
 
 func (s *Snapshotter) mountsOf(ctx context.Context, t *tx, key string) ([]mount.Mount, error) {
-	snap, err := storage.GetSnapshot(ctx, key)
+	snap, err := t.snapshot(ctx, key)
 	if err != nil {
 		return nil, err
 	}
@@ -327,10 +337,14 @@ func (s *Snapshotter) commit(ctx context.Context, name, key string, opts []snaps
 	}
 	node := base.Labels[layer.LabelNode]
 	return s.store.update(ctx, func(ctx context.Context, t *tx) error {
-		snap, err := storage.GetSnapshot(ctx, key)
-		if errdefs.IsNotFound(err) && t.committed(node) {
-			return t.recommit(ctx, name, node, opts)
+		if err := t.takeBack(ctx, key); err != nil {
+			return err
 		}
+		snap, err := storage.GetSnapshot(ctx, key)
+		if err != nil {
+			return err
+		}
+		_, before, _, err := storage.GetInfo(ctx, key)
 		if err != nil {
 			return err
 		}
@@ -361,41 +375,29 @@ func (s *Snapshotter) commit(ctx context.Context, name, key string, opts []snaps
 		if err := t.seal(id, name, node, empty); err != nil {
 			return err
 		}
-		// containerd takes back a commit whose caller has gone: so must we.
+		if node != "" {
+			if err := t.rememberCommit(id, node, before); err != nil {
+				return err
+			}
+		}
+		// This one would be taken back for certain.
 		return ctx.Err()
 	})
 }
 
-// checkAtRest refuses a committed snapshot whose layer is still written to. It
-// can only be that of a commit of which containerd, killed at the time, knows
-// nothing and which it has not repeated yet: to its garbage collector the
-// snapshot is nobody's, to the container it is its root.
-func (s *Snapshotter) checkAtRest(ctx context.Context, key string) error {
-	sid, info, _, err := storage.GetInfo(ctx, key)
-	if err != nil || info.Kind != snapshots.KindCommitted {
-		return err
-	}
-	id, err := parseID(sid)
-	if err != nil {
-		return err
-	}
-	mounts, err := os.ReadFile("/proc/self/mountinfo")
-	if err != nil {
-		return fmt.Errorf("read mounts: %w", err)
-	}
-	if writtenTo(string(mounts), s.dirs.upper(id)) {
-		return fmt.Errorf("layer is the upper directory of a mount: %w", errdefs.ErrFailedPrecondition)
-	}
-	return nil
-}
-
 // Remove removes a snapshot without visible children. Its process images go;
-// its layer goes when nothing stands on it.
+// its layer goes when nothing stands on it. A node that containerd has not shown
+// to know of yet becomes the active snapshot again that it was.
 func (s *Snapshotter) Remove(ctx context.Context, key string) error {
 	var drop []dropped
 	err := s.store.update(ctx, func(ctx context.Context, t *tx) error {
-		if err := s.checkAtRest(ctx, key); err != nil {
+		if err := t.takeBack(ctx, key); err != nil {
 			return err
+		}
+		if !s.known.has(key) {
+			if back, err := t.takeBackNode(ctx, key); back || err != nil {
+				return err
+			}
 		}
 		sid, _, err := storage.Remove(ctx, key)
 		if err != nil {
@@ -411,6 +413,7 @@ func (s *Snapshotter) Remove(ctx context.Context, key string) error {
 	if err != nil {
 		return fmt.Errorf("remove snapshot %q: %w", key, err)
 	}
+	s.known.drop(key)
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	for _, d := range drop {

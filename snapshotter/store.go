@@ -18,11 +18,12 @@ import (
 
 // Our buckets stand beside containerd's "v1" at the top of the database.
 var (
-	bucketLayers = []byte("statefork.layers") // layer id, 8 bytes -> record
-	bucketNodes  = []byte("statefork.nodes")  // node id -> name of its snapshot
+	bucketLayers  = []byte("statefork.layers")  // layer id, 8 bytes -> record
+	bucketNodes   = []byte("statefork.nodes")   // node id -> name of its snapshot
+	bucketCommits = []byte("statefork.commits") // key of an active snapshot -> tentative
 )
 
-// MetaStore's layout, as far as recommit needs it.
+// MetaStore's layout, as far as takeBack needs it.
 var (
 	bucketVersion   = []byte("v1")
 	bucketSnapshots = []byte("snapshots") // name -> bucket with keyKind
@@ -47,7 +48,7 @@ func openStore(ctx context.Context, file string, timeout time.Duration) (*store,
 	}
 	s := &store{ms: ms}
 	err = s.run(ctx, true, func(_ context.Context, b *bolt.Tx) error {
-		for _, name := range [][]byte{bucketLayers, bucketNodes} {
+		for _, name := range [][]byte{bucketLayers, bucketNodes, bucketCommits} {
 			if _, err := b.CreateBucketIfNotExists(name); err != nil {
 				return err
 			}
@@ -66,7 +67,7 @@ func openStore(ctx context.Context, file string, timeout time.Duration) (*store,
 // tx is one transaction on the store. The context that comes with it carries
 // the same transaction for the functions of package storage.
 type tx struct {
-	layers, nodes *bolt.Bucket
+	layers, nodes, commits *bolt.Bucket
 	// snapshots is MetaStore's own bucket of snapshots, by name.
 	snapshots *bolt.Bucket
 }
@@ -81,7 +82,7 @@ func (s *store) update(ctx context.Context, fn func(context.Context, *tx) error)
 
 func (s *store) transact(ctx context.Context, writable bool, fn func(context.Context, *tx) error) error {
 	return s.run(ctx, writable, func(ctx context.Context, b *bolt.Tx) error {
-		t := &tx{layers: b.Bucket(bucketLayers), nodes: b.Bucket(bucketNodes)}
+		t := &tx{layers: b.Bucket(bucketLayers), nodes: b.Bucket(bucketNodes), commits: b.Bucket(bucketCommits)}
 		if v := b.Bucket(bucketVersion); v != nil {
 			t.snapshots = v.Bucket(bucketSnapshots)
 		}
@@ -133,6 +134,9 @@ type record struct {
 	usage    snapshots.Usage
 	// node is the id of the node, if the snapshot is one.
 	node string
+	// key is that of the active snapshot that the node was committed from, as
+	// long as the commit can be taken back.
+	key string
 }
 
 const (
@@ -156,7 +160,11 @@ func (r record) encode() []byte {
 	for _, v := range []uint64{r.from, r.refs, flags, uint64(r.usage.Inodes), uint64(r.usage.Size)} {
 		b = binary.AppendUvarint(b, v)
 	}
-	return append(b, r.node...)
+	b = append(b, r.node...)
+	if r.node != "" { // the ids of nodes are all of one length
+		b = append(b, r.key...)
+	}
+	return b
 }
 
 func decodeRecord(b []byte) (record, error) {
@@ -168,15 +176,21 @@ func decodeRecord(b []byte) (record, error) {
 		}
 		b = b[n:]
 	}
-	return record{
+	r := record{
 		from:     v[0],
 		refs:     v[1],
 		removed:  v[2]&flagRemoved != 0,
 		empty:    v[2]&flagEmpty != 0,
 		measured: v[2]&flagMeasured != 0,
 		usage:    snapshots.Usage{Inodes: int64(v[3]), Size: int64(v[4])},
-		node:     string(b),
-	}, nil
+	}
+	if len(b) > 0 {
+		if len(b) < nodeIDLength {
+			return record{}, errors.New("record is cut short")
+		}
+		r.node, r.key = string(b[:nodeIDLength]), string(b[nodeIDLength:])
+	}
+	return r, nil
 }
 
 func layerKey(id uint64) []byte { return binary.BigEndian.AppendUint64(nil, id) }

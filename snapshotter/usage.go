@@ -10,7 +10,6 @@ import (
 	"syscall"
 
 	"github.com/containerd/containerd/v2/core/snapshots"
-	"github.com/containerd/containerd/v2/core/snapshots/storage"
 	"github.com/containerd/errdefs"
 )
 
@@ -68,14 +67,12 @@ func (s *Snapshotter) Usage(ctx context.Context, key string) (snapshots.Usage, e
 		rec  record
 	)
 	err := s.store.view(ctx, func(ctx context.Context, t *tx) error {
-		sid, info, _, err := storage.GetInfo(ctx, key)
-		if err != nil {
+		var info snapshots.Info
+		var err error
+		if id, info, err = t.info(ctx, key); err != nil {
 			return err
 		}
 		kind = info.Kind
-		if id, err = parseID(sid); err != nil {
-			return err
-		}
 		rec, err = t.layer(id)
 		return err
 	})

@@ -117,6 +117,9 @@ func TestCommitAndRemoveTouchNoFiles(t *testing.T) {
 	if n := files(t, upperOf(m)); n != 200 {
 		t.Errorf("%d files after the commit, want 200", n)
 	}
+	if _, err := s.Stat(t.Context(), "node"); err != nil {
+		t.Fatal(err)
+	}
 	s.trash.mu.Lock()
 	remove(t, s, "node")
 	left := files(t, s.dirs.trash())

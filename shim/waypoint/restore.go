@@ -79,11 +79,22 @@ func (r *record) rollBack(ctx context.Context, c *container.Container, j *journa
 	}
 	done, cancel := context.WithTimeout(context.WithoutCancel(ctx), sealTimeout)
 	defer cancel()
-	if err := r.remove(done, abandoned); err != nil {
+	if err := r.discard(done, abandoned); err != nil {
 		// Nothing depends on it, and it goes with the container at the latest.
 		log.G(ctx).WithError(err).WithField("snapshot", abandoned).Warn("drop the abandoned state")
 	}
 	return res, nil
+}
+
+// discard removes a committed snapshot that nothing went on from. Asking for it
+// first shows our snapshotter that containerd knows of it: else, for all that
+// the snapshotter knows, its commit was taken back, and the garbage collection
+// only makes it the active snapshot again that it was.
+func (r *record) discard(ctx context.Context, name string) error {
+	if _, err := r.snapshots.Stat(ctx, name); err != nil {
+		return fmt.Errorf("stat snapshot %q: %w", name, err)
+	}
+	return r.remove(ctx, name)
 }
 
 // rehearse prepares and mounts a root from the node and takes it down again:

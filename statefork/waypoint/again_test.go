@@ -4,17 +4,21 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"os"
 	"os/exec"
 	"path/filepath"
+	"reflect"
 	"testing"
 	"time"
 
 	snapshotsapi "github.com/containerd/containerd/api/services/snapshots/v1"
 	"github.com/containerd/containerd/api/services/tasks/v1"
 	containerd "github.com/containerd/containerd/v2/client"
+	"github.com/containerd/containerd/v2/core/leases"
 	"github.com/containerd/containerd/v2/core/mount"
 	"github.com/containerd/containerd/v2/core/snapshots"
 	"github.com/containerd/containerd/v2/core/snapshots/proxy"
+	"github.com/containerd/containerd/v2/pkg/namespaces"
 	"github.com/containerd/containerd/v2/pkg/oci"
 	"github.com/containerd/errdefs"
 	"github.com/containerd/errdefs/pkg/errgrpc"
@@ -22,6 +26,7 @@ import (
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/credentials/insecure"
 
+	"github.com/statefork/statefork/layer"
 	"github.com/statefork/statefork/shim/api"
 )
 
@@ -204,6 +209,78 @@ func TestForgotten(t *testing.T) {
 		t.Fatalf("Restore = %+v, %v", res, err)
 	}
 	d.countsOn(t, "job1")
+}
+
+// TestCancelledCommit has the caller of Commit go away at any moment of it.
+// containerd may then have taken the commit back: the active snapshot must be
+// there with all its files, and the commit can be repeated. A garbage collection
+// at that moment changes nothing.
+func TestCancelledCommit(t *testing.T) {
+	d := startDaemonOn(t, "statefork")
+	ctx := scoped(t)
+	d.base(t)
+	back := 0
+	for i := range 80 {
+		key, node := fmt.Sprint("key-", i), fmt.Sprintf("%012x", i+1)
+		m, err := d.sn.Prepare(ctx, key, "base", keep())
+		if err != nil {
+			t.Fatal(err)
+		}
+		w, err := layer.FromMounts(m)
+		if err != nil {
+			t.Fatal(err)
+		}
+		file := filepath.Join(filepath.Dir(w.Images()), "file")
+		if err := os.WriteFile(file, []byte(key), 0o600); err != nil {
+			t.Fatal(err)
+		}
+		labels := snapshots.WithLabels(map[string]string{api.LabelNode: node, "containerd.io/gc.root": "x"})
+		short, cancel := context.WithTimeout(ctx, time.Duration(i)*250*time.Microsecond)
+		err = d.sn.Commit(short, api.SnapshotName(key, node), key, labels)
+		cancel()
+		// The daemon may still be at it: a change of something else comes after.
+		if err := d.ctrd.NamespaceService().SetLabel(ctx, namespaces.Default, "number", fmt.Sprint(i)); err != nil {
+			t.Fatal(err)
+		}
+		if i%4 == 0 {
+			d.collect(t)
+		}
+		if _, serr := d.sn.Stat(ctx, key); serr == nil {
+			back++
+			if err == nil {
+				t.Errorf("%s: committed, and still active", key)
+			}
+			if got, err := d.sn.Mounts(ctx, key); err != nil || !reflect.DeepEqual(got, m) {
+				t.Fatalf("%s: mounts are %v, %v; were %v", key, got, err, m)
+			}
+			if err := d.sn.Commit(ctx, api.SnapshotName(key, node), key, labels); err != nil {
+				t.Fatal(err)
+			}
+		} else if !errdefs.IsNotFound(serr) {
+			t.Fatal(serr)
+		}
+		if _, err := d.sn.Prepare(ctx, key, "base", keep(), snapshots.WithLabels(map[string]string{layer.LabelFrom: node})); err != nil {
+			t.Fatalf("%s: go on from the node: %v", key, err)
+		}
+		if b, err := os.ReadFile(file); err != nil || string(b) != key {
+			t.Fatalf("%s: the file: %q, %v", key, b, err)
+		}
+	}
+	if back == 0 || back == 80 {
+		t.Errorf("%d of 80 commits were taken back: the deadlines test nothing", back)
+	}
+}
+
+// collect has containerd collect its garbage.
+func (d *daemon) collect(t *testing.T) {
+	t.Helper()
+	l, err := d.ctrd.LeasesService().Create(scoped(t), leases.WithRandomID())
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := d.ctrd.LeasesService().Delete(scoped(t), l, leases.SynchronousDelete); err != nil {
+		t.Fatal(err)
+	}
 }
 
 // through returns a client that uses other services than the daemon's own.

@@ -155,9 +155,14 @@ func (c *Client) tryStartAt(ctx context.Context, rec containers.Container, n sta
 	if err := setLabels(ctx, cont, restartLabels(rec.Labels)); err != nil {
 		log.G(ctx).WithError(err).WithField("container", rec.ID).Warn("restart labels are not updated")
 	}
-	// The abandoned state goes last: a failure up to here brings it back.
+	// The abandoned state goes last: a failure up to here brings it back. Our
+	// snapshotter frees it at once if it was asked for before: see its takeback.go.
 	if abandoned != "" {
-		if err := sn.Remove(ctx, abandoned); err != nil && !errdefs.IsNotFound(err) {
+		_, err := sn.Stat(ctx, abandoned)
+		if err == nil {
+			err = sn.Remove(ctx, abandoned)
+		}
+		if err != nil && !errdefs.IsNotFound(err) {
 			log.G(ctx).WithError(err).WithField("snapshot", abandoned).Warn("abandoned state stays")
 		}
 	}
