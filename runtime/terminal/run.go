@@ -1,0 +1,317 @@
+package terminal
+
+import (
+	"bytes"
+	"context"
+	"fmt"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/containerd/log"
+	"golang.org/x/sys/unix"
+
+	"github.com/statefork/statefork/runtime/terminal/shell"
+)
+
+const (
+	// inputQuiet is how long nothing must be printed before it is looked
+	// whether the foreground waits for input, and between two looks.
+	inputQuiet = 100 * time.Millisecond
+	// signalGrace is what a program gets to end after a signal.
+	signalGrace = 2 * time.Second
+	// killGrace is the time between two SIGKILL.
+	killGrace = 200 * time.Millisecond
+	// signalsToGroup is how many signals what runs in the foreground gets before
+	// the shell, which goes on starting other programs, is ended itself.
+	signalsToGroup = 6
+)
+
+// reported ends the step that a report is about. What the step printed is there
+// before: the shell wrote the report after it.
+func (s *Session) reported(l *line, token string, state *shell.State) {
+	if err := l.pty.drain(); err != nil {
+		log.L.WithError(err).WithField("session", s.name).Warn("read terminal")
+	}
+	cwd := directory(l.Pid)
+	s.mu.Lock()
+	st := s.current
+	if s.line != l || st == nil || st.token != token {
+		s.mu.Unlock()
+		return
+	}
+	s.current, s.state, s.cwd = nil, *state, cwd
+	s.mu.Unlock()
+	st.end(func(st *Status) { st.ExitCode, st.ExitKnown, st.Cwd = state.Status, true, cwd })
+}
+
+// exited ends what a shell has left when it ended by itself. While the session
+// is held its end may be that of the whole tree, which another one follows.
+func (s *Session) exited(l *line) {
+	if err := s.waitFree(context.Background()); err != nil {
+		return
+	}
+	present := s.line == l
+	s.mu.Unlock()
+	if !present {
+		return
+	}
+	if err := l.drain(); err != nil {
+		log.L.WithError(err).WithField("session", s.name).Debug("read terminal of ended shell")
+	}
+	how := waited(l.Exit, l.Pid)
+	s.mu.Lock()
+	if s.line != l {
+		s.mu.Unlock()
+		return
+	}
+	st, cwd := s.current, s.cwd
+	s.line, s.current, s.lost = nil, nil, true
+	s.mu.Unlock()
+	if err := l.close(); err != nil {
+		log.L.WithError(err).WithField("session", s.name).Debug("close terminal of ended shell")
+	}
+	if st != nil {
+		st.end(func(st *Status) {
+			if !st.mute {
+				st.ExitCode, st.ExitKnown, st.Signal = how.code, how.known, how.signal
+			}
+			st.ShellExited, st.Cwd = true, cwd
+		})
+	}
+}
+
+// watch looks after a running step: its limits, and whether it waits for input.
+func (s *Session) watch(st *Step) {
+	timer := time.NewTimer(inputQuiet)
+	defer timer.Stop()
+	signals := 0
+	for {
+		select {
+		case <-st.ended:
+			return
+		case <-timer.C:
+		}
+		next := inputQuiet
+		if st.expired(signals) {
+			s.expire(st, signals)
+			if signals++; signals <= 2 {
+				next = signalGrace
+			} else {
+				next = killGrace
+			}
+		} else {
+			s.look(st)
+		}
+		timer.Reset(st.until(next, signals))
+	}
+}
+
+// expired says whether a limit is reached. Once it was there is no way back.
+func (s *Step) expired(signals int) bool {
+	if signals > 0 {
+		return true
+	}
+	return s.spec.Timeout > 0 && time.Since(s.begun()) >= s.spec.Timeout ||
+		s.spec.IdleTimeout > 0 && s.quiet() >= s.spec.IdleTimeout
+}
+
+func (s *Step) begun() time.Time {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.status.Started
+}
+
+// until returns when to look at the step again: not later than its limits.
+func (s *Step) until(next time.Duration, signals int) time.Duration {
+	if signals > 0 {
+		return next
+	}
+	if s.spec.Timeout > 0 {
+		next = min(next, s.spec.Timeout-time.Since(s.begun()))
+	}
+	if s.spec.IdleTimeout > 0 {
+		next = min(next, s.spec.IdleTimeout-s.quiet())
+	}
+	return max(next, time.Millisecond)
+}
+
+// expire ends what a step runs, harder with each signal that did not help.
+func (s *Session) expire(st *Step, signals int) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.current != st || s.line == nil || s.held {
+		return
+	}
+	st.change(func(st *Status) { st.TimedOut = true })
+	sig := [...]unix.Signal{unix.SIGINT, unix.SIGTERM, unix.SIGKILL}[min(signals, 2)]
+	var err error
+	if signals < signalsToGroup {
+		_, err = signalForeground(s.line.pty, s.line.Pid, sig)
+	} else {
+		err = s.line.signal(sig)
+	}
+	if err != nil {
+		log.L.WithError(err).WithField("session", s.name).Warn("end step at its limit")
+	}
+}
+
+// look finds out why a step does nothing: whether it waits for input, and
+// whether its shell does not know of it any more.
+func (s *Session) look(st *Step) {
+	if st.quiet() < inputQuiet {
+		st.change(func(st *Status) { st.WaitingForInput = false })
+		return
+	}
+	s.mu.Lock()
+	l := s.line
+	skip := s.current != st || l == nil || s.held
+	s.mu.Unlock()
+	if skip {
+		return
+	}
+	if l.forgetful() {
+		s.remind(l, st)
+		return
+	}
+	st.reminded = 0
+	waits, err := waitsForInput(l.pty)
+	if err != nil {
+		return // the terminal has just gone
+	}
+	if waits && l.replaced.Load() && s.adopt(l, st) {
+		return
+	}
+	st.change(func(st *Status) { st.WaitingForInput = waits })
+}
+
+// reminders is how often a shell is asked for a report that has not come.
+const reminders = 3
+
+// remind asks a shell that waits for its next command for the report of the
+// last one: interrupts in quick succession can take it back to its top level
+// twice. A shell that cannot answer ("set -n"; its builtins redefined beyond
+// help) is ended, and how the step has ended is then not known.
+func (s *Session) remind(l *line, st *Step) {
+	if st.reminded++; st.reminded > reminders {
+		log.L.WithField("session", s.name).WithField("step", st.id).Warn("shell does not report any more: end it")
+		st.change(func(st *Status) { st.mute = true })
+		if err := l.signal(unix.SIGKILL); err != nil {
+			log.L.WithError(err).WithField("session", s.name).Warn("end shell")
+		}
+		return
+	}
+	text, err := l.Dialect.Again(st.token)
+	if err != nil {
+		return
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.current == st && s.line == l && !s.held {
+		l.send(text)
+	}
+}
+
+// adopt ends a step whose shell has become another interactive shell ("exec
+// zsh"), and has the next step run in one like it: with its directory and its
+// environment, which are what "exec" has handed over.
+func (s *Session) adopt(l *line, st *Step) bool {
+	path, ok := interactiveShell(l.Pid)
+	if !ok {
+		return false
+	}
+	env, err := environment(l.Pid)
+	if err != nil {
+		return false
+	}
+	cwd := directory(l.Pid)
+	s.mu.Lock()
+	if s.line != l || s.current != st {
+		s.mu.Unlock()
+		return false
+	}
+	s.want.Shell, s.want.Env = path, env
+	s.state, s.cwd = shell.State{}, cwd
+	s.line, s.current, s.lost = nil, nil, true
+	s.mu.Unlock()
+	if err := l.hangUp(); err != nil {
+		log.L.WithError(err).WithField("session", s.name).Warn("end replaced shell")
+	}
+	st.end(func(st *Status) { st.ExitKnown, st.ShellExited, st.Cwd = true, true, cwd })
+	return true
+}
+
+// interactiveShell says whether a process is a shell that reads commands from
+// its terminal, and which.
+func interactiveShell(pid int) (path string, ok bool) {
+	exe, err := os.Readlink(fmt.Sprintf("/proc/%d/exe", pid))
+	if err != nil {
+		return "", false
+	}
+	b, err := os.ReadFile(fmt.Sprintf("/proc/%d/cmdline", pid))
+	if err != nil {
+		return "", false
+	}
+	args := strings.Split(strings.TrimSuffix(string(b), "\x00"), "\x00")
+	if len(args) == 0 {
+		return "", false
+	}
+	name := strings.TrimPrefix(filepath.Base(args[0]), "-")
+	if shell.ForPath(name) == shell.Unknown && name != "sh" && name != "zsh" {
+		return "", false
+	}
+	plain := func(a string) bool { return strings.HasPrefix(a, "-") && !strings.HasPrefix(a, "-c") }
+	if !slices.ContainsFunc(args[1:], func(a string) bool { return !plain(a) }) {
+		return exe, true
+	}
+	return "", false
+}
+
+func environment(pid int) ([]string, error) {
+	b, err := os.ReadFile(fmt.Sprintf("/proc/%d/environ", pid))
+	if err != nil {
+		return nil, err
+	}
+	var env []string
+	for v := range bytes.SplitSeq(bytes.TrimSuffix(b, []byte{0}), []byte{0}) {
+		env = append(env, string(v))
+	}
+	return env, nil
+}
+
+// hold has everything that would change the shell's channels wait, and waits
+// for what is under way. The container is acquired.
+func (s *Session) hold(ctx context.Context) error {
+	if err := s.waitFree(ctx); err != nil {
+		return err
+	}
+	s.held, s.release = true, make(chan struct{})
+	l := s.line
+	s.mu.Unlock()
+	if l == nil {
+		return nil
+	}
+	written := make(chan struct{})
+	go func() {
+		l.writes.Wait()
+		close(written)
+	}()
+	select {
+	case <-written:
+		return nil
+	case <-ctx.Done():
+		s.free()
+		return fmt.Errorf("shell of session %q does not read its command: %w", s.name, ctx.Err())
+	}
+}
+
+// free lets what hold holds up go on.
+func (s *Session) free() {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.held {
+		s.freeLocked()
+	}
+}
