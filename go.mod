@@ -5,6 +5,7 @@ go 1.26.6
 require (
 	github.com/checkpoint-restore/go-criu/v7 v7.2.0
 	github.com/containerd/cgroups/v3 v3.1.3
+	github.com/containerd/console v1.0.5
 	github.com/containerd/containerd/api v1.12.0
 	github.com/containerd/containerd/v2 v2.4.2
 	github.com/containerd/continuity v0.5.0
@@ -31,10 +32,7 @@ require (
 	google.golang.org/protobuf v1.36.12
 )
 
-require (
-	github.com/containerd/console v1.0.5 // indirect
-	golang.org/x/tools v0.49.0 // indirect
-)
+require golang.org/x/tools v0.49.0 // indirect
 
 require (
 	cyphar.com/go-pathrs v0.2.6 // indirect
@@ -61,7 +59,7 @@ require (
 	github.com/moby/locker v1.0.1 // indirect
 	github.com/moby/sys/capability v0.5.0 // indirect
 	github.com/moby/sys/signal v0.7.1 // indirect
-	github.com/moby/sys/user v0.4.1 // indirect
+	github.com/moby/sys/user v0.4.1
 	github.com/moby/sys/userns v0.2.1 // indirect
 	github.com/mrunalp/fileutils v0.5.1 // indirect
 	github.com/opencontainers/selinux v1.15.1

@@ -17,6 +17,7 @@ import (
 
 	"github.com/statefork/statefork/runtime/criu"
 	"github.com/statefork/statefork/runtime/rootfs"
+	"github.com/statefork/statefork/runtime/terminal"
 )
 
 // Phases of an operation, as its journal names them. Up to PhaseDump the tree
@@ -70,11 +71,17 @@ func (c *Container) Checkpoint(ctx context.Context, opts CheckpointOptions) (_ T
 		return t, nil, err
 	}
 	defer d.Close()
+	pipes, err := d.held.Pipes()
+	if err != nil {
+		return t, nil, err
+	}
 	r, err := c.prepareRestore(ctx, restoreSource{
 		images:     opts.Images,
 		desc:       d.desc,
 		mounts:     d.live,
 		namespaces: namespacePlan{enter: d.enter},
+		pipes:      pipes,
+		resume:     d.held.Resume,
 	})
 	if err != nil {
 		return t, nil, err
@@ -173,8 +180,9 @@ func (c *Container) DumpTo(ctx context.Context, images string, exit bool) error 
 	s, err := c.dump(ctx, d, images, !exit)
 	if s != nil {
 		s.lost()
+		return err
 	}
-	return err
+	return errors.Join(err, d.held.PutBack())
 }
 
 // dumping is a dump that is ready to run.
@@ -183,6 +191,7 @@ type dumping struct {
 	desc   *Description
 	live   *staging
 	enter  namespaceFiles
+	held   *terminal.Held
 	worker *criu.Worker
 	forget func()
 	// helper is a process of ours in the container's cgroups.
@@ -198,6 +207,9 @@ func (d *dumping) Close() {
 	}
 	if d.live != nil {
 		d.live.Close()
+	}
+	if d.held != nil {
+		d.held.Free()
 	}
 	d.enter.Close()
 }
@@ -222,6 +234,9 @@ func (c *Container) prepareDump(ctx context.Context) (_ *dumping, retErr error) 
 			d.Close()
 		}
 	}()
+	if d.held, err = c.holdSessions(ctx); err != nil {
+		return nil, err
+	}
 	if d.desc, err = c.describe(pid, bin); err != nil {
 		return nil, err
 	}
@@ -287,6 +302,9 @@ func (c *Container) describe(pid int, bin *criu.Binary) (*Description, error) {
 	d.Kernel = unix.ByteSliceToString(uts.Release[:])
 	stdio := c.initStdio()
 	d.Terminal = stdio.terminal()
+	if d.Console, err = stdio.consoleIndex(); err != nil {
+		return nil, err
+	}
 	for fd, f := range stdio.containerEnds() {
 		var st unix.Stat_t
 		if err := unix.Fstat(int(f.Fd()), &st); err != nil {
@@ -339,6 +357,9 @@ func (c *Container) dumpFrozen(ctx context.Context, d *dumping, cg cgroups.Manag
 	if err := saveTmpfs(ctx, images, d.desc.Mounts, d.live); err != nil {
 		return nil, err
 	}
+	if err := d.held.Save(images); err != nil {
+		return nil, err
+	}
 	commit, err := d.desc.write(images)
 	if err != nil {
 		return nil, err
@@ -356,7 +377,7 @@ func (c *Container) dumpFrozen(ctx context.Context, d *dumping, cg cgroups.Manag
 			s.cancel()
 		}
 		pids, perr := cg.GetAllPids()
-		return nil, errors.Join(culprits(err, pids), perr)
+		return nil, errors.Join(culprits(err, pids), perr, d.held.PutBack())
 	}
 	if err := c.finishImages(ctx, d, images); err != nil {
 		// The tree is dead and what is missing is small: go on with it.

@@ -46,6 +46,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/statefork/statefork/runtime/rootfs"
+	"github.com/statefork/statefork/runtime/terminal"
 )
 
 // Config says what to create.
@@ -112,6 +113,7 @@ type Container struct {
 	observer   Observer
 	ioUID      int
 	ioGID      int
+	sessions   *terminal.Set
 
 	// operation holds a token while an operation is under way.
 	operation chan struct{}
@@ -165,6 +167,7 @@ func Create(ctx context.Context, cfg Config) (_ *Container, retErr error) {
 		rootMounts: cfg.Mounts,
 		processes:  map[string]*process{},
 	}
+	c.sessions = terminal.NewSet(filepath.Join(cfg.Bundle, "sessions"), c)
 	if c.observer == nil {
 		c.observer = deaf{}
 	}

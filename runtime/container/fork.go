@@ -42,7 +42,7 @@ func (c *Container) startFromCheckpoint(ctx context.Context) (_ int, retErr erro
 		keepLog(ctx, r, err)
 		return 0, err
 	}
-	if err := c.adoptRestored(ctx, pid, masters); err != nil {
+	if err := c.adoptRestored(ctx, pid, masters, &r.restoreSource); err != nil {
 		return 0, err
 	}
 	return pid, c.runHooks(cfg, pid, configs.Poststart)
@@ -62,16 +62,25 @@ func (c *Container) prepareFork(ctx context.Context, cfg *libConfig, desc *Descr
 	if err != nil {
 		return nil, err
 	}
+	revival, err := c.sessions.Revive(c.checkpoint)
+	if err != nil {
+		plan.enter.Close()
+		return nil, err
+	}
 	r, err := c.prepareRestore(ctx, restoreSource{
 		images:     c.checkpoint,
 		desc:       desc,
 		mounts:     fresh,
 		namespaces: plan,
+		revival:    revival,
+		pipes:      revival.Pipes(),
+		resume:     revival.Resume,
 		rollback:   true,
 		owned:      true,
 	})
 	if err != nil {
 		plan.enter.Close()
+		revival.Close()
 		return nil, err
 	}
 	return r, nil

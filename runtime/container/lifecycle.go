@@ -329,6 +329,9 @@ func (c *Container) deleteInit(ctx context.Context, p *process) (Exit, error) {
 	if err := c.closeIO(ctx, p); err != nil {
 		log.G(ctx).WithError(err).WithField("task", c.id).Warn("close standard streams")
 	}
+	if err := c.sessions.CloseAll(); err != nil {
+		log.G(ctx).WithError(err).WithField("task", c.id).Warn("close sessions")
+	}
 	for _, e := range c.execProcesses() {
 		if err := c.closeIO(ctx, e); err != nil {
 			log.G(ctx).WithError(err).WithField("exec", e.id).Warn("close standard streams")

@@ -18,6 +18,7 @@ import (
 
 	"github.com/statefork/statefork/runtime/criu"
 	"github.com/statefork/statefork/runtime/rootfs"
+	"github.com/statefork/statefork/runtime/terminal"
 )
 
 // RestoreOptions direct a restore in place.
@@ -62,6 +63,11 @@ func (c *Container) Restore(ctx context.Context, opts RestoreOptions) (_ *Restor
 		return nil, err
 	}
 	defer r.Close()
+	held, err := c.holdSessions(ctx)
+	if err != nil {
+		return nil, err
+	}
+	defer held.Free()
 	if err := opts.Phase(PhaseDump); err != nil {
 		return nil, err
 	}
@@ -127,6 +133,12 @@ func (c *Container) prepareRollback(ctx context.Context, pid int, cfg *libConfig
 		fresh.Close()
 		return nil, err
 	}
+	revival, err := c.sessions.Revive(opts.Images)
+	if err != nil {
+		fresh.Close()
+		enter.Close()
+		return nil, err
+	}
 	plan := namespacePlan{enter: enter}
 	if cfg.Namespaces.IsPrivate(nsUTS) {
 		plan.hostname, plan.domainname = desc.Hostname, desc.Domainname
@@ -145,12 +157,16 @@ func (c *Container) prepareRollback(ctx context.Context, pid int, cfg *libConfig
 		desc:       desc,
 		mounts:     fresh,
 		namespaces: plan,
+		revival:    revival,
+		pipes:      revival.Pipes(),
+		resume:     revival.Rollback,
 		rollback:   true,
 		owned:      true,
 	})
 	if err != nil {
 		fresh.Close()
 		enter.Close()
+		revival.Close()
 		return nil, err
 	}
 	return r, nil
@@ -226,9 +242,13 @@ type restoreSource struct {
 	desc       *Description
 	mounts     *staging
 	namespaces namespacePlan
+	// pipes replace those of the sessions' shells, and resume goes on with them.
+	pipes   []terminal.Pipe
+	resume  resumeSessions
+	revival *terminal.Revival
 	// rollback says that time went on since the dump: peers have gone.
 	rollback bool
-	// owned hands mounts and namespaces over to the restoring.
+	// owned hands mounts, namespaces and the revival over to the restoring.
 	owned bool
 }
 
@@ -265,6 +285,9 @@ func (r *restoring) Close() {
 	if r.owned {
 		r.mounts.Close()
 		r.namespaces.enter.Close()
+		if r.revival != nil {
+			r.revival.Close()
+		}
 	}
 	if r.work != "" {
 		os.RemoveAll(r.work)
@@ -328,9 +351,16 @@ func (r *restoring) inheritStdio(s *stdio) {
 		if !ok {
 			continue
 		}
-		r.fds = append(r.fds, criu.InheritFD{Key: key, FD: criu.FirstFile + len(r.stdio)})
-		r.stdio = append(r.stdio, ends[fd])
+		r.inherit(key, ends[fd])
 	}
+	for _, p := range r.pipes {
+		r.inherit(p.Key, p.File)
+	}
+}
+
+func (r *restoring) inherit(key string, f *os.File) {
+	r.fds = append(r.fds, criu.InheritFD{Key: key, FD: criu.FirstFile + len(r.stdio)})
+	r.stdio = append(r.stdio, f)
 }
 
 // restoreSwapped brings the container back after its tree has died. It tries
@@ -399,7 +429,7 @@ func (c *Container) restoreOnce(ctx context.Context, r *restoring) error {
 	if err != nil {
 		return err
 	}
-	return c.adoptRestored(ctx, pid, masters)
+	return c.adoptRestored(ctx, pid, masters, &r.restoreSource)
 }
 
 // runRestore has the prepared CRIU process restore the tree.

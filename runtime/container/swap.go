@@ -5,8 +5,10 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"maps"
 	"os"
 	"path/filepath"
+	"slices"
 	"sync"
 	"time"
 
@@ -18,6 +20,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/statefork/statefork/runtime/criu"
+	"github.com/statefork/statefork/runtime/terminal"
 )
 
 const (
@@ -141,8 +144,8 @@ func (c *Container) outsidePeers(pid int, netns *os.File) ([]string, error) {
 }
 
 // adoptRestored makes a restored tree the container's: its record on disk, its
-// terminal and its exit.
-func (c *Container) adoptRestored(ctx context.Context, pid int, masters []*os.File) error {
+// terminals and its exit.
+func (c *Container) adoptRestored(ctx context.Context, pid int, masters []*os.File, src *restoreSource) error {
 	if err := c.saveRestored(pid); err != nil {
 		// Nobody else would know of it.
 		if kerr := unix.Kill(pid, unix.SIGKILL); kerr == nil {
@@ -152,17 +155,44 @@ func (c *Container) adoptRestored(ctx context.Context, pid int, masters []*os.Fi
 		return err
 	}
 	c.adoptInit(pid)
-	io := c.initStdio()
-	for i, master := range masters {
-		if i == 0 && io.terminal() {
-			if err := io.replaceConsole(master); err != nil {
-				log.G(ctx).WithError(err).Warn("attach restored terminal")
-			}
-			continue
-		}
-		master.Close()
+	if err := c.attachTerminals(masters, src); err != nil {
+		log.G(ctx).WithError(err).Warn("attach restored terminals")
 	}
 	return nil
+}
+
+// attachTerminals gives the masters of restored terminals to whom they belong.
+func (c *Container) attachTerminals(masters []*os.File, src *restoreSource) error {
+	byIndex, err := mastersByIndex(masters)
+	if err != nil {
+		return err
+	}
+	defer func() { closeAll(slices.Collect(maps.Values(byIndex))) }()
+	var errs []error
+	io := c.initStdio()
+	if master := byIndex[src.desc.Console]; master != nil && io.terminal() {
+		delete(byIndex, src.desc.Console)
+		errs = append(errs, io.replaceConsole(master))
+	}
+	if src.resume != nil {
+		find, err := c.findInner()
+		if err == nil {
+			err = src.resume(byIndex, find)
+		}
+		errs = append(errs, err)
+	}
+	return errors.Join(errs...)
+}
+
+// holdTimeout bounds how long a shell may take to read the command that it was
+// given just now: a long one is read in pieces.
+const holdTimeout = 5 * time.Second
+
+// holdSessions has the sessions stand still for an operation.
+func (c *Container) holdSessions(ctx context.Context) (*terminal.Held, error) {
+	ctx, cancel := context.WithTimeout(ctx, holdTimeout)
+	defer cancel()
+	return c.sessions.Hold(ctx)
 }
 
 // saveRestored writes libcontainer's state file anew, as only it can make an
