@@ -695,6 +695,1285 @@ func (x *Exec) GetPid() uint32 {
 	return 0
 }
 
+type OpenSessionRequest struct {
+	state       protoimpl.MessageState `protogen:"open.v1"`
+	ContainerId string                 `protobuf:"bytes,1,opt,name=container_id,json=containerId,proto3" json:"container_id,omitempty"`
+	// Letters, digits, ".", "_" and "-", at most 64; empty for "main".
+	Session string `protobuf:"bytes,2,opt,name=session,proto3" json:"session,omitempty"`
+	// Name or path of a shell in the container; empty for bash if it is there,
+	// else sh.
+	Shell string `protobuf:"bytes,3,opt,name=shell,proto3" json:"shell,omitempty"`
+	// Directory and user to start with; the container's own if empty. They are
+	// refused if the session is there.
+	Cwd  string `protobuf:"bytes,4,opt,name=cwd,proto3" json:"cwd,omitempty"`
+	User string `protobuf:"bytes,5,opt,name=user,proto3" json:"user,omitempty"`
+	// Added to the container's own environment: "NAME=value".
+	Env           []string `protobuf:"bytes,6,rep,name=env,proto3" json:"env,omitempty"`
+	Columns       uint32   `protobuf:"varint,7,opt,name=columns,proto3" json:"columns,omitempty"`
+	Rows          uint32   `protobuf:"varint,8,opt,name=rows,proto3" json:"rows,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *OpenSessionRequest) Reset() {
+	*x = OpenSessionRequest{}
+	mi := &file_waypoint_proto_msgTypes[10]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *OpenSessionRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*OpenSessionRequest) ProtoMessage() {}
+
+func (x *OpenSessionRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_waypoint_proto_msgTypes[10]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use OpenSessionRequest.ProtoReflect.Descriptor instead.
+func (*OpenSessionRequest) Descriptor() ([]byte, []int) {
+	return file_waypoint_proto_rawDescGZIP(), []int{10}
+}
+
+func (x *OpenSessionRequest) GetContainerId() string {
+	if x != nil {
+		return x.ContainerId
+	}
+	return ""
+}
+
+func (x *OpenSessionRequest) GetSession() string {
+	if x != nil {
+		return x.Session
+	}
+	return ""
+}
+
+func (x *OpenSessionRequest) GetShell() string {
+	if x != nil {
+		return x.Shell
+	}
+	return ""
+}
+
+func (x *OpenSessionRequest) GetCwd() string {
+	if x != nil {
+		return x.Cwd
+	}
+	return ""
+}
+
+func (x *OpenSessionRequest) GetUser() string {
+	if x != nil {
+		return x.User
+	}
+	return ""
+}
+
+func (x *OpenSessionRequest) GetEnv() []string {
+	if x != nil {
+		return x.Env
+	}
+	return nil
+}
+
+func (x *OpenSessionRequest) GetColumns() uint32 {
+	if x != nil {
+		return x.Columns
+	}
+	return 0
+}
+
+func (x *OpenSessionRequest) GetRows() uint32 {
+	if x != nil {
+		return x.Rows
+	}
+	return 0
+}
+
+type OpenSessionResponse struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Session       *Session               `protobuf:"bytes,1,opt,name=session,proto3" json:"session,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *OpenSessionResponse) Reset() {
+	*x = OpenSessionResponse{}
+	mi := &file_waypoint_proto_msgTypes[11]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *OpenSessionResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*OpenSessionResponse) ProtoMessage() {}
+
+func (x *OpenSessionResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_waypoint_proto_msgTypes[11]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use OpenSessionResponse.ProtoReflect.Descriptor instead.
+func (*OpenSessionResponse) Descriptor() ([]byte, []int) {
+	return file_waypoint_proto_rawDescGZIP(), []int{11}
+}
+
+func (x *OpenSessionResponse) GetSession() *Session {
+	if x != nil {
+		return x.Session
+	}
+	return nil
+}
+
+type ListSessionsRequest struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	ContainerId   string                 `protobuf:"bytes,1,opt,name=container_id,json=containerId,proto3" json:"container_id,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ListSessionsRequest) Reset() {
+	*x = ListSessionsRequest{}
+	mi := &file_waypoint_proto_msgTypes[12]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ListSessionsRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ListSessionsRequest) ProtoMessage() {}
+
+func (x *ListSessionsRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_waypoint_proto_msgTypes[12]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ListSessionsRequest.ProtoReflect.Descriptor instead.
+func (*ListSessionsRequest) Descriptor() ([]byte, []int) {
+	return file_waypoint_proto_rawDescGZIP(), []int{12}
+}
+
+func (x *ListSessionsRequest) GetContainerId() string {
+	if x != nil {
+		return x.ContainerId
+	}
+	return ""
+}
+
+type ListSessionsResponse struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Sessions      []*Session             `protobuf:"bytes,1,rep,name=sessions,proto3" json:"sessions,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ListSessionsResponse) Reset() {
+	*x = ListSessionsResponse{}
+	mi := &file_waypoint_proto_msgTypes[13]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ListSessionsResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ListSessionsResponse) ProtoMessage() {}
+
+func (x *ListSessionsResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_waypoint_proto_msgTypes[13]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ListSessionsResponse.ProtoReflect.Descriptor instead.
+func (*ListSessionsResponse) Descriptor() ([]byte, []int) {
+	return file_waypoint_proto_rawDescGZIP(), []int{13}
+}
+
+func (x *ListSessionsResponse) GetSessions() []*Session {
+	if x != nil {
+		return x.Sessions
+	}
+	return nil
+}
+
+type CloseSessionRequest struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	ContainerId   string                 `protobuf:"bytes,1,opt,name=container_id,json=containerId,proto3" json:"container_id,omitempty"`
+	Session       string                 `protobuf:"bytes,2,opt,name=session,proto3" json:"session,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *CloseSessionRequest) Reset() {
+	*x = CloseSessionRequest{}
+	mi := &file_waypoint_proto_msgTypes[14]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *CloseSessionRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*CloseSessionRequest) ProtoMessage() {}
+
+func (x *CloseSessionRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_waypoint_proto_msgTypes[14]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use CloseSessionRequest.ProtoReflect.Descriptor instead.
+func (*CloseSessionRequest) Descriptor() ([]byte, []int) {
+	return file_waypoint_proto_rawDescGZIP(), []int{14}
+}
+
+func (x *CloseSessionRequest) GetContainerId() string {
+	if x != nil {
+		return x.ContainerId
+	}
+	return ""
+}
+
+func (x *CloseSessionRequest) GetSession() string {
+	if x != nil {
+		return x.Session
+	}
+	return ""
+}
+
+type CloseSessionResponse struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *CloseSessionResponse) Reset() {
+	*x = CloseSessionResponse{}
+	mi := &file_waypoint_proto_msgTypes[15]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *CloseSessionResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*CloseSessionResponse) ProtoMessage() {}
+
+func (x *CloseSessionResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_waypoint_proto_msgTypes[15]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use CloseSessionResponse.ProtoReflect.Descriptor instead.
+func (*CloseSessionResponse) Descriptor() ([]byte, []int) {
+	return file_waypoint_proto_rawDescGZIP(), []int{15}
+}
+
+// Session is one persistent shell.
+type Session struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	Name  string                 `protobuf:"bytes,1,opt,name=name,proto3" json:"name,omitempty"`
+	// Path of the shell in the container; empty if it has ended and the next step
+	// will start another.
+	Shell string `protobuf:"bytes,2,opt,name=shell,proto3" json:"shell,omitempty"`
+	// The shell's pid in the container.
+	Pid        uint32 `protobuf:"varint,3,opt,name=pid,proto3" json:"pid,omitempty"`
+	Cwd        string `protobuf:"bytes,4,opt,name=cwd,proto3" json:"cwd,omitempty"`
+	Generation uint64 `protobuf:"varint,5,opt,name=generation,proto3" json:"generation,omitempty"`
+	// Id of the newest step, 0 if there is none.
+	LastStep uint64 `protobuf:"varint,6,opt,name=last_step,json=lastStep,proto3" json:"last_step,omitempty"`
+	// Whether that step runs.
+	Running bool   `protobuf:"varint,7,opt,name=running,proto3" json:"running,omitempty"`
+	Columns uint32 `protobuf:"varint,8,opt,name=columns,proto3" json:"columns,omitempty"`
+	Rows    uint32 `protobuf:"varint,9,opt,name=rows,proto3" json:"rows,omitempty"`
+	// Set for the session of a background service: its command.
+	Service       []byte `protobuf:"bytes,10,opt,name=service,proto3" json:"service,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *Session) Reset() {
+	*x = Session{}
+	mi := &file_waypoint_proto_msgTypes[16]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *Session) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*Session) ProtoMessage() {}
+
+func (x *Session) ProtoReflect() protoreflect.Message {
+	mi := &file_waypoint_proto_msgTypes[16]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use Session.ProtoReflect.Descriptor instead.
+func (*Session) Descriptor() ([]byte, []int) {
+	return file_waypoint_proto_rawDescGZIP(), []int{16}
+}
+
+func (x *Session) GetName() string {
+	if x != nil {
+		return x.Name
+	}
+	return ""
+}
+
+func (x *Session) GetShell() string {
+	if x != nil {
+		return x.Shell
+	}
+	return ""
+}
+
+func (x *Session) GetPid() uint32 {
+	if x != nil {
+		return x.Pid
+	}
+	return 0
+}
+
+func (x *Session) GetCwd() string {
+	if x != nil {
+		return x.Cwd
+	}
+	return ""
+}
+
+func (x *Session) GetGeneration() uint64 {
+	if x != nil {
+		return x.Generation
+	}
+	return 0
+}
+
+func (x *Session) GetLastStep() uint64 {
+	if x != nil {
+		return x.LastStep
+	}
+	return 0
+}
+
+func (x *Session) GetRunning() bool {
+	if x != nil {
+		return x.Running
+	}
+	return false
+}
+
+func (x *Session) GetColumns() uint32 {
+	if x != nil {
+		return x.Columns
+	}
+	return 0
+}
+
+func (x *Session) GetRows() uint32 {
+	if x != nil {
+		return x.Rows
+	}
+	return 0
+}
+
+func (x *Session) GetService() []byte {
+	if x != nil {
+		return x.Service
+	}
+	return nil
+}
+
+type StartStepRequest struct {
+	state       protoimpl.MessageState `protogen:"open.v1"`
+	ContainerId string                 `protobuf:"bytes,1,opt,name=container_id,json=containerId,proto3" json:"container_id,omitempty"`
+	// Empty for "main". The session is made if there is none of the name.
+	Session string `protobuf:"bytes,2,opt,name=session,proto3" json:"session,omitempty"`
+	Command []byte `protobuf:"bytes,3,opt,name=command,proto3" json:"command,omitempty"`
+	// Limits in milliseconds, 0 for none: of the whole step, and of the time
+	// without output. What then runs gets SIGINT, SIGTERM, SIGKILL.
+	TimeoutMs     uint64 `protobuf:"varint,4,opt,name=timeout_ms,json=timeoutMs,proto3" json:"timeout_ms,omitempty"`
+	IdleTimeoutMs uint64 `protobuf:"varint,5,opt,name=idle_timeout_ms,json=idleTimeoutMs,proto3" json:"idle_timeout_ms,omitempty"`
+	// How many bytes of output are kept, 0 for 16 MiB: half of them are the first,
+	// half the last.
+	OutputLimit uint64 `protobuf:"varint,6,opt,name=output_limit,json=outputLimit,proto3" json:"output_limit,omitempty"`
+	// Run the command as a service: in a session of its own, which begins with
+	// the directory and the exported variables of this one.
+	Background bool `protobuf:"varint,7,opt,name=background,proto3" json:"background,omitempty"`
+	// How long the call may take, at most a minute.
+	WaitMs        uint64 `protobuf:"varint,8,opt,name=wait_ms,json=waitMs,proto3" json:"wait_ms,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *StartStepRequest) Reset() {
+	*x = StartStepRequest{}
+	mi := &file_waypoint_proto_msgTypes[17]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *StartStepRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*StartStepRequest) ProtoMessage() {}
+
+func (x *StartStepRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_waypoint_proto_msgTypes[17]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use StartStepRequest.ProtoReflect.Descriptor instead.
+func (*StartStepRequest) Descriptor() ([]byte, []int) {
+	return file_waypoint_proto_rawDescGZIP(), []int{17}
+}
+
+func (x *StartStepRequest) GetContainerId() string {
+	if x != nil {
+		return x.ContainerId
+	}
+	return ""
+}
+
+func (x *StartStepRequest) GetSession() string {
+	if x != nil {
+		return x.Session
+	}
+	return ""
+}
+
+func (x *StartStepRequest) GetCommand() []byte {
+	if x != nil {
+		return x.Command
+	}
+	return nil
+}
+
+func (x *StartStepRequest) GetTimeoutMs() uint64 {
+	if x != nil {
+		return x.TimeoutMs
+	}
+	return 0
+}
+
+func (x *StartStepRequest) GetIdleTimeoutMs() uint64 {
+	if x != nil {
+		return x.IdleTimeoutMs
+	}
+	return 0
+}
+
+func (x *StartStepRequest) GetOutputLimit() uint64 {
+	if x != nil {
+		return x.OutputLimit
+	}
+	return 0
+}
+
+func (x *StartStepRequest) GetBackground() bool {
+	if x != nil {
+		return x.Background
+	}
+	return false
+}
+
+func (x *StartStepRequest) GetWaitMs() uint64 {
+	if x != nil {
+		return x.WaitMs
+	}
+	return 0
+}
+
+type WaitStepRequest struct {
+	state       protoimpl.MessageState `protogen:"open.v1"`
+	ContainerId string                 `protobuf:"bytes,1,opt,name=container_id,json=containerId,proto3" json:"container_id,omitempty"`
+	Session     string                 `protobuf:"bytes,2,opt,name=session,proto3" json:"session,omitempty"`
+	// 0 is the newest.
+	Step uint64 `protobuf:"varint,3,opt,name=step,proto3" json:"step,omitempty"`
+	// The step's generation; a step that a restore has left behind is refused.
+	Generation uint64 `protobuf:"varint,4,opt,name=generation,proto3" json:"generation,omitempty"`
+	// Do not look at generation.
+	AnyGeneration bool `protobuf:"varint,5,opt,name=any_generation,json=anyGeneration,proto3" json:"any_generation,omitempty"`
+	// Return output from here on, and as soon as there is some.
+	Offset uint64 `protobuf:"varint,6,opt,name=offset,proto3" json:"offset,omitempty"`
+	// Return no output.
+	NoOutput      bool   `protobuf:"varint,7,opt,name=no_output,json=noOutput,proto3" json:"no_output,omitempty"`
+	WaitMs        uint64 `protobuf:"varint,8,opt,name=wait_ms,json=waitMs,proto3" json:"wait_ms,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *WaitStepRequest) Reset() {
+	*x = WaitStepRequest{}
+	mi := &file_waypoint_proto_msgTypes[18]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *WaitStepRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*WaitStepRequest) ProtoMessage() {}
+
+func (x *WaitStepRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_waypoint_proto_msgTypes[18]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use WaitStepRequest.ProtoReflect.Descriptor instead.
+func (*WaitStepRequest) Descriptor() ([]byte, []int) {
+	return file_waypoint_proto_rawDescGZIP(), []int{18}
+}
+
+func (x *WaitStepRequest) GetContainerId() string {
+	if x != nil {
+		return x.ContainerId
+	}
+	return ""
+}
+
+func (x *WaitStepRequest) GetSession() string {
+	if x != nil {
+		return x.Session
+	}
+	return ""
+}
+
+func (x *WaitStepRequest) GetStep() uint64 {
+	if x != nil {
+		return x.Step
+	}
+	return 0
+}
+
+func (x *WaitStepRequest) GetGeneration() uint64 {
+	if x != nil {
+		return x.Generation
+	}
+	return 0
+}
+
+func (x *WaitStepRequest) GetAnyGeneration() bool {
+	if x != nil {
+		return x.AnyGeneration
+	}
+	return false
+}
+
+func (x *WaitStepRequest) GetOffset() uint64 {
+	if x != nil {
+		return x.Offset
+	}
+	return 0
+}
+
+func (x *WaitStepRequest) GetNoOutput() bool {
+	if x != nil {
+		return x.NoOutput
+	}
+	return false
+}
+
+func (x *WaitStepRequest) GetWaitMs() uint64 {
+	if x != nil {
+		return x.WaitMs
+	}
+	return 0
+}
+
+// StepResponse says where a step is, with a piece of its output.
+type StepResponse struct {
+	state      protoimpl.MessageState `protogen:"open.v1"`
+	Session    string                 `protobuf:"bytes,1,opt,name=session,proto3" json:"session,omitempty"`
+	Step       uint64                 `protobuf:"varint,2,opt,name=step,proto3" json:"step,omitempty"`
+	Generation uint64                 `protobuf:"varint,3,opt,name=generation,proto3" json:"generation,omitempty"`
+	// The step has ended: what follows is final.
+	Ended bool `protobuf:"varint,4,opt,name=ended,proto3" json:"ended,omitempty"`
+	// $? of the shell: 128 plus the signal for what was killed.
+	ExitCode uint32 `protobuf:"varint,5,opt,name=exit_code,json=exitCode,proto3" json:"exit_code,omitempty"`
+	// False if it is lost how the shell has ended: before Linux 6.15.
+	ExitKnown bool `protobuf:"varint,6,opt,name=exit_known,json=exitKnown,proto3" json:"exit_known,omitempty"`
+	// The signal that ended the shell itself.
+	Signal      uint32 `protobuf:"varint,7,opt,name=signal,proto3" json:"signal,omitempty"`
+	TimedOut    bool   `protobuf:"varint,8,opt,name=timed_out,json=timedOut,proto3" json:"timed_out,omitempty"`
+	ShellExited bool   `protobuf:"varint,9,opt,name=shell_exited,json=shellExited,proto3" json:"shell_exited,omitempty"`
+	// The step began in a new shell because the one before had ended.
+	NewShell        bool   `protobuf:"varint,10,opt,name=new_shell,json=newShell,proto3" json:"new_shell,omitempty"`
+	WaitingForInput bool   `protobuf:"varint,11,opt,name=waiting_for_input,json=waitingForInput,proto3" json:"waiting_for_input,omitempty"`
+	Cwd             string `protobuf:"bytes,12,opt,name=cwd,proto3" json:"cwd,omitempty"`
+	DurationUs      uint64 `protobuf:"varint,13,opt,name=duration_us,json=durationUs,proto3" json:"duration_us,omitempty"`
+	// Bytes that were printed, and how many of them are not kept.
+	OutputBytes  uint64 `protobuf:"varint,14,opt,name=output_bytes,json=outputBytes,proto3" json:"output_bytes,omitempty"`
+	DroppedBytes uint64 `protobuf:"varint,15,opt,name=dropped_bytes,json=droppedBytes,proto3" json:"dropped_bytes,omitempty"`
+	// Output from offset on, as it was printed.
+	Output []byte `protobuf:"bytes,16,opt,name=output,proto3" json:"output,omitempty"`
+	Offset uint64 `protobuf:"varint,17,opt,name=offset,proto3" json:"offset,omitempty"`
+	// A restore has left the step behind; generation is the container's present
+	// one then, and nothing else is set.
+	Stale         bool `protobuf:"varint,18,opt,name=stale,proto3" json:"stale,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *StepResponse) Reset() {
+	*x = StepResponse{}
+	mi := &file_waypoint_proto_msgTypes[19]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *StepResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*StepResponse) ProtoMessage() {}
+
+func (x *StepResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_waypoint_proto_msgTypes[19]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use StepResponse.ProtoReflect.Descriptor instead.
+func (*StepResponse) Descriptor() ([]byte, []int) {
+	return file_waypoint_proto_rawDescGZIP(), []int{19}
+}
+
+func (x *StepResponse) GetSession() string {
+	if x != nil {
+		return x.Session
+	}
+	return ""
+}
+
+func (x *StepResponse) GetStep() uint64 {
+	if x != nil {
+		return x.Step
+	}
+	return 0
+}
+
+func (x *StepResponse) GetGeneration() uint64 {
+	if x != nil {
+		return x.Generation
+	}
+	return 0
+}
+
+func (x *StepResponse) GetEnded() bool {
+	if x != nil {
+		return x.Ended
+	}
+	return false
+}
+
+func (x *StepResponse) GetExitCode() uint32 {
+	if x != nil {
+		return x.ExitCode
+	}
+	return 0
+}
+
+func (x *StepResponse) GetExitKnown() bool {
+	if x != nil {
+		return x.ExitKnown
+	}
+	return false
+}
+
+func (x *StepResponse) GetSignal() uint32 {
+	if x != nil {
+		return x.Signal
+	}
+	return 0
+}
+
+func (x *StepResponse) GetTimedOut() bool {
+	if x != nil {
+		return x.TimedOut
+	}
+	return false
+}
+
+func (x *StepResponse) GetShellExited() bool {
+	if x != nil {
+		return x.ShellExited
+	}
+	return false
+}
+
+func (x *StepResponse) GetNewShell() bool {
+	if x != nil {
+		return x.NewShell
+	}
+	return false
+}
+
+func (x *StepResponse) GetWaitingForInput() bool {
+	if x != nil {
+		return x.WaitingForInput
+	}
+	return false
+}
+
+func (x *StepResponse) GetCwd() string {
+	if x != nil {
+		return x.Cwd
+	}
+	return ""
+}
+
+func (x *StepResponse) GetDurationUs() uint64 {
+	if x != nil {
+		return x.DurationUs
+	}
+	return 0
+}
+
+func (x *StepResponse) GetOutputBytes() uint64 {
+	if x != nil {
+		return x.OutputBytes
+	}
+	return 0
+}
+
+func (x *StepResponse) GetDroppedBytes() uint64 {
+	if x != nil {
+		return x.DroppedBytes
+	}
+	return 0
+}
+
+func (x *StepResponse) GetOutput() []byte {
+	if x != nil {
+		return x.Output
+	}
+	return nil
+}
+
+func (x *StepResponse) GetOffset() uint64 {
+	if x != nil {
+		return x.Offset
+	}
+	return 0
+}
+
+func (x *StepResponse) GetStale() bool {
+	if x != nil {
+		return x.Stale
+	}
+	return false
+}
+
+type SendInputRequest struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	ContainerId   string                 `protobuf:"bytes,1,opt,name=container_id,json=containerId,proto3" json:"container_id,omitempty"`
+	Session       string                 `protobuf:"bytes,2,opt,name=session,proto3" json:"session,omitempty"`
+	Input         []byte                 `protobuf:"bytes,3,opt,name=input,proto3" json:"input,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *SendInputRequest) Reset() {
+	*x = SendInputRequest{}
+	mi := &file_waypoint_proto_msgTypes[20]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *SendInputRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*SendInputRequest) ProtoMessage() {}
+
+func (x *SendInputRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_waypoint_proto_msgTypes[20]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use SendInputRequest.ProtoReflect.Descriptor instead.
+func (*SendInputRequest) Descriptor() ([]byte, []int) {
+	return file_waypoint_proto_rawDescGZIP(), []int{20}
+}
+
+func (x *SendInputRequest) GetContainerId() string {
+	if x != nil {
+		return x.ContainerId
+	}
+	return ""
+}
+
+func (x *SendInputRequest) GetSession() string {
+	if x != nil {
+		return x.Session
+	}
+	return ""
+}
+
+func (x *SendInputRequest) GetInput() []byte {
+	if x != nil {
+		return x.Input
+	}
+	return nil
+}
+
+type SendInputResponse struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *SendInputResponse) Reset() {
+	*x = SendInputResponse{}
+	mi := &file_waypoint_proto_msgTypes[21]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *SendInputResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*SendInputResponse) ProtoMessage() {}
+
+func (x *SendInputResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_waypoint_proto_msgTypes[21]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use SendInputResponse.ProtoReflect.Descriptor instead.
+func (*SendInputResponse) Descriptor() ([]byte, []int) {
+	return file_waypoint_proto_rawDescGZIP(), []int{21}
+}
+
+type SignalSessionRequest struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	ContainerId   string                 `protobuf:"bytes,1,opt,name=container_id,json=containerId,proto3" json:"container_id,omitempty"`
+	Session       string                 `protobuf:"bytes,2,opt,name=session,proto3" json:"session,omitempty"`
+	Signal        uint32                 `protobuf:"varint,3,opt,name=signal,proto3" json:"signal,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *SignalSessionRequest) Reset() {
+	*x = SignalSessionRequest{}
+	mi := &file_waypoint_proto_msgTypes[22]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *SignalSessionRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*SignalSessionRequest) ProtoMessage() {}
+
+func (x *SignalSessionRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_waypoint_proto_msgTypes[22]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use SignalSessionRequest.ProtoReflect.Descriptor instead.
+func (*SignalSessionRequest) Descriptor() ([]byte, []int) {
+	return file_waypoint_proto_rawDescGZIP(), []int{22}
+}
+
+func (x *SignalSessionRequest) GetContainerId() string {
+	if x != nil {
+		return x.ContainerId
+	}
+	return ""
+}
+
+func (x *SignalSessionRequest) GetSession() string {
+	if x != nil {
+		return x.Session
+	}
+	return ""
+}
+
+func (x *SignalSessionRequest) GetSignal() uint32 {
+	if x != nil {
+		return x.Signal
+	}
+	return 0
+}
+
+type SignalSessionResponse struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *SignalSessionResponse) Reset() {
+	*x = SignalSessionResponse{}
+	mi := &file_waypoint_proto_msgTypes[23]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *SignalSessionResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*SignalSessionResponse) ProtoMessage() {}
+
+func (x *SignalSessionResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_waypoint_proto_msgTypes[23]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use SignalSessionResponse.ProtoReflect.Descriptor instead.
+func (*SignalSessionResponse) Descriptor() ([]byte, []int) {
+	return file_waypoint_proto_rawDescGZIP(), []int{23}
+}
+
+type ResizeSessionRequest struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	ContainerId   string                 `protobuf:"bytes,1,opt,name=container_id,json=containerId,proto3" json:"container_id,omitempty"`
+	Session       string                 `protobuf:"bytes,2,opt,name=session,proto3" json:"session,omitempty"`
+	Columns       uint32                 `protobuf:"varint,3,opt,name=columns,proto3" json:"columns,omitempty"`
+	Rows          uint32                 `protobuf:"varint,4,opt,name=rows,proto3" json:"rows,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ResizeSessionRequest) Reset() {
+	*x = ResizeSessionRequest{}
+	mi := &file_waypoint_proto_msgTypes[24]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ResizeSessionRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ResizeSessionRequest) ProtoMessage() {}
+
+func (x *ResizeSessionRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_waypoint_proto_msgTypes[24]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ResizeSessionRequest.ProtoReflect.Descriptor instead.
+func (*ResizeSessionRequest) Descriptor() ([]byte, []int) {
+	return file_waypoint_proto_rawDescGZIP(), []int{24}
+}
+
+func (x *ResizeSessionRequest) GetContainerId() string {
+	if x != nil {
+		return x.ContainerId
+	}
+	return ""
+}
+
+func (x *ResizeSessionRequest) GetSession() string {
+	if x != nil {
+		return x.Session
+	}
+	return ""
+}
+
+func (x *ResizeSessionRequest) GetColumns() uint32 {
+	if x != nil {
+		return x.Columns
+	}
+	return 0
+}
+
+func (x *ResizeSessionRequest) GetRows() uint32 {
+	if x != nil {
+		return x.Rows
+	}
+	return 0
+}
+
+type ResizeSessionResponse struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ResizeSessionResponse) Reset() {
+	*x = ResizeSessionResponse{}
+	mi := &file_waypoint_proto_msgTypes[25]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ResizeSessionResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ResizeSessionResponse) ProtoMessage() {}
+
+func (x *ResizeSessionResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_waypoint_proto_msgTypes[25]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ResizeSessionResponse.ProtoReflect.Descriptor instead.
+func (*ResizeSessionResponse) Descriptor() ([]byte, []int) {
+	return file_waypoint_proto_rawDescGZIP(), []int{25}
+}
+
+type ReadScreenRequest struct {
+	state       protoimpl.MessageState `protogen:"open.v1"`
+	ContainerId string                 `protobuf:"bytes,1,opt,name=container_id,json=containerId,proto3" json:"container_id,omitempty"`
+	Session     string                 `protobuf:"bytes,2,opt,name=session,proto3" json:"session,omitempty"`
+	// Where to read from; beyond the end is the end.
+	Offset        uint64 `protobuf:"varint,3,opt,name=offset,proto3" json:"offset,omitempty"`
+	WaitMs        uint64 `protobuf:"varint,4,opt,name=wait_ms,json=waitMs,proto3" json:"wait_ms,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ReadScreenRequest) Reset() {
+	*x = ReadScreenRequest{}
+	mi := &file_waypoint_proto_msgTypes[26]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ReadScreenRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ReadScreenRequest) ProtoMessage() {}
+
+func (x *ReadScreenRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_waypoint_proto_msgTypes[26]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ReadScreenRequest.ProtoReflect.Descriptor instead.
+func (*ReadScreenRequest) Descriptor() ([]byte, []int) {
+	return file_waypoint_proto_rawDescGZIP(), []int{26}
+}
+
+func (x *ReadScreenRequest) GetContainerId() string {
+	if x != nil {
+		return x.ContainerId
+	}
+	return ""
+}
+
+func (x *ReadScreenRequest) GetSession() string {
+	if x != nil {
+		return x.Session
+	}
+	return ""
+}
+
+func (x *ReadScreenRequest) GetOffset() uint64 {
+	if x != nil {
+		return x.Offset
+	}
+	return 0
+}
+
+func (x *ReadScreenRequest) GetWaitMs() uint64 {
+	if x != nil {
+		return x.WaitMs
+	}
+	return 0
+}
+
+type ReadScreenResponse struct {
+	state  protoimpl.MessageState `protogen:"open.v1"`
+	Output []byte                 `protobuf:"bytes,1,opt,name=output,proto3" json:"output,omitempty"`
+	// Where the output is from: later than asked for if that is not kept.
+	Offset uint64 `protobuf:"varint,2,opt,name=offset,proto3" json:"offset,omitempty"`
+	// The session has been closed.
+	Closed        bool `protobuf:"varint,3,opt,name=closed,proto3" json:"closed,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ReadScreenResponse) Reset() {
+	*x = ReadScreenResponse{}
+	mi := &file_waypoint_proto_msgTypes[27]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ReadScreenResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ReadScreenResponse) ProtoMessage() {}
+
+func (x *ReadScreenResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_waypoint_proto_msgTypes[27]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ReadScreenResponse.ProtoReflect.Descriptor instead.
+func (*ReadScreenResponse) Descriptor() ([]byte, []int) {
+	return file_waypoint_proto_rawDescGZIP(), []int{27}
+}
+
+func (x *ReadScreenResponse) GetOutput() []byte {
+	if x != nil {
+		return x.Output
+	}
+	return nil
+}
+
+func (x *ReadScreenResponse) GetOffset() uint64 {
+	if x != nil {
+		return x.Offset
+	}
+	return 0
+}
+
+func (x *ReadScreenResponse) GetClosed() bool {
+	if x != nil {
+		return x.Closed
+	}
+	return false
+}
+
 var File_waypoint_proto protoreflect.FileDescriptor
 
 const file_waypoint_proto_rawDesc = "" +
@@ -758,12 +2037,127 @@ const file_waypoint_proto_rawDesc = "" +
 	"\x04name\x18\x02 \x01(\tR\x04name\"1\n" +
 	"\x04Exec\x12\x17\n" +
 	"\aexec_id\x18\x01 \x01(\tR\x06execId\x12\x10\n" +
-	"\x03pid\x18\x02 \x01(\rR\x03pid2\xaa\x02\n" +
+	"\x03pid\x18\x02 \x01(\rR\x03pid\"\xcd\x01\n" +
+	"\x12OpenSessionRequest\x12!\n" +
+	"\fcontainer_id\x18\x01 \x01(\tR\vcontainerId\x12\x18\n" +
+	"\asession\x18\x02 \x01(\tR\asession\x12\x14\n" +
+	"\x05shell\x18\x03 \x01(\tR\x05shell\x12\x10\n" +
+	"\x03cwd\x18\x04 \x01(\tR\x03cwd\x12\x12\n" +
+	"\x04user\x18\x05 \x01(\tR\x04user\x12\x10\n" +
+	"\x03env\x18\x06 \x03(\tR\x03env\x12\x18\n" +
+	"\acolumns\x18\a \x01(\rR\acolumns\x12\x12\n" +
+	"\x04rows\x18\b \x01(\rR\x04rows\"R\n" +
+	"\x13OpenSessionResponse\x12;\n" +
+	"\asession\x18\x01 \x01(\v2!.io.statefork.waypoint.v1.SessionR\asession\"8\n" +
+	"\x13ListSessionsRequest\x12!\n" +
+	"\fcontainer_id\x18\x01 \x01(\tR\vcontainerId\"U\n" +
+	"\x14ListSessionsResponse\x12=\n" +
+	"\bsessions\x18\x01 \x03(\v2!.io.statefork.waypoint.v1.SessionR\bsessions\"R\n" +
+	"\x13CloseSessionRequest\x12!\n" +
+	"\fcontainer_id\x18\x01 \x01(\tR\vcontainerId\x12\x18\n" +
+	"\asession\x18\x02 \x01(\tR\asession\"\x16\n" +
+	"\x14CloseSessionResponse\"\xf6\x01\n" +
+	"\aSession\x12\x12\n" +
+	"\x04name\x18\x01 \x01(\tR\x04name\x12\x14\n" +
+	"\x05shell\x18\x02 \x01(\tR\x05shell\x12\x10\n" +
+	"\x03pid\x18\x03 \x01(\rR\x03pid\x12\x10\n" +
+	"\x03cwd\x18\x04 \x01(\tR\x03cwd\x12\x1e\n" +
+	"\n" +
+	"generation\x18\x05 \x01(\x04R\n" +
+	"generation\x12\x1b\n" +
+	"\tlast_step\x18\x06 \x01(\x04R\blastStep\x12\x18\n" +
+	"\arunning\x18\a \x01(\bR\arunning\x12\x18\n" +
+	"\acolumns\x18\b \x01(\rR\acolumns\x12\x12\n" +
+	"\x04rows\x18\t \x01(\rR\x04rows\x12\x18\n" +
+	"\aservice\x18\n" +
+	" \x01(\fR\aservice\"\x8c\x02\n" +
+	"\x10StartStepRequest\x12!\n" +
+	"\fcontainer_id\x18\x01 \x01(\tR\vcontainerId\x12\x18\n" +
+	"\asession\x18\x02 \x01(\tR\asession\x12\x18\n" +
+	"\acommand\x18\x03 \x01(\fR\acommand\x12\x1d\n" +
+	"\n" +
+	"timeout_ms\x18\x04 \x01(\x04R\ttimeoutMs\x12&\n" +
+	"\x0fidle_timeout_ms\x18\x05 \x01(\x04R\ridleTimeoutMs\x12!\n" +
+	"\foutput_limit\x18\x06 \x01(\x04R\voutputLimit\x12\x1e\n" +
+	"\n" +
+	"background\x18\a \x01(\bR\n" +
+	"background\x12\x17\n" +
+	"\await_ms\x18\b \x01(\x04R\x06waitMs\"\xf7\x01\n" +
+	"\x0fWaitStepRequest\x12!\n" +
+	"\fcontainer_id\x18\x01 \x01(\tR\vcontainerId\x12\x18\n" +
+	"\asession\x18\x02 \x01(\tR\asession\x12\x12\n" +
+	"\x04step\x18\x03 \x01(\x04R\x04step\x12\x1e\n" +
+	"\n" +
+	"generation\x18\x04 \x01(\x04R\n" +
+	"generation\x12%\n" +
+	"\x0eany_generation\x18\x05 \x01(\bR\ranyGeneration\x12\x16\n" +
+	"\x06offset\x18\x06 \x01(\x04R\x06offset\x12\x1b\n" +
+	"\tno_output\x18\a \x01(\bR\bnoOutput\x12\x17\n" +
+	"\await_ms\x18\b \x01(\x04R\x06waitMs\"\x90\x04\n" +
+	"\fStepResponse\x12\x18\n" +
+	"\asession\x18\x01 \x01(\tR\asession\x12\x12\n" +
+	"\x04step\x18\x02 \x01(\x04R\x04step\x12\x1e\n" +
+	"\n" +
+	"generation\x18\x03 \x01(\x04R\n" +
+	"generation\x12\x14\n" +
+	"\x05ended\x18\x04 \x01(\bR\x05ended\x12\x1b\n" +
+	"\texit_code\x18\x05 \x01(\rR\bexitCode\x12\x1d\n" +
+	"\n" +
+	"exit_known\x18\x06 \x01(\bR\texitKnown\x12\x16\n" +
+	"\x06signal\x18\a \x01(\rR\x06signal\x12\x1b\n" +
+	"\ttimed_out\x18\b \x01(\bR\btimedOut\x12!\n" +
+	"\fshell_exited\x18\t \x01(\bR\vshellExited\x12\x1b\n" +
+	"\tnew_shell\x18\n" +
+	" \x01(\bR\bnewShell\x12*\n" +
+	"\x11waiting_for_input\x18\v \x01(\bR\x0fwaitingForInput\x12\x10\n" +
+	"\x03cwd\x18\f \x01(\tR\x03cwd\x12\x1f\n" +
+	"\vduration_us\x18\r \x01(\x04R\n" +
+	"durationUs\x12!\n" +
+	"\foutput_bytes\x18\x0e \x01(\x04R\voutputBytes\x12#\n" +
+	"\rdropped_bytes\x18\x0f \x01(\x04R\fdroppedBytes\x12\x16\n" +
+	"\x06output\x18\x10 \x01(\fR\x06output\x12\x16\n" +
+	"\x06offset\x18\x11 \x01(\x04R\x06offset\x12\x14\n" +
+	"\x05stale\x18\x12 \x01(\bR\x05stale\"e\n" +
+	"\x10SendInputRequest\x12!\n" +
+	"\fcontainer_id\x18\x01 \x01(\tR\vcontainerId\x12\x18\n" +
+	"\asession\x18\x02 \x01(\tR\asession\x12\x14\n" +
+	"\x05input\x18\x03 \x01(\fR\x05input\"\x13\n" +
+	"\x11SendInputResponse\"k\n" +
+	"\x14SignalSessionRequest\x12!\n" +
+	"\fcontainer_id\x18\x01 \x01(\tR\vcontainerId\x12\x18\n" +
+	"\asession\x18\x02 \x01(\tR\asession\x12\x16\n" +
+	"\x06signal\x18\x03 \x01(\rR\x06signal\"\x17\n" +
+	"\x15SignalSessionResponse\"\x81\x01\n" +
+	"\x14ResizeSessionRequest\x12!\n" +
+	"\fcontainer_id\x18\x01 \x01(\tR\vcontainerId\x12\x18\n" +
+	"\asession\x18\x02 \x01(\tR\asession\x12\x18\n" +
+	"\acolumns\x18\x03 \x01(\rR\acolumns\x12\x12\n" +
+	"\x04rows\x18\x04 \x01(\rR\x04rows\"\x17\n" +
+	"\x15ResizeSessionResponse\"\x81\x01\n" +
+	"\x11ReadScreenRequest\x12!\n" +
+	"\fcontainer_id\x18\x01 \x01(\tR\vcontainerId\x12\x18\n" +
+	"\asession\x18\x02 \x01(\tR\asession\x12\x16\n" +
+	"\x06offset\x18\x03 \x01(\x04R\x06offset\x12\x17\n" +
+	"\await_ms\x18\x04 \x01(\x04R\x06waitMs\"\\\n" +
+	"\x12ReadScreenResponse\x12\x16\n" +
+	"\x06output\x18\x01 \x01(\fR\x06output\x12\x16\n" +
+	"\x06offset\x18\x02 \x01(\x04R\x06offset\x12\x16\n" +
+	"\x06closed\x18\x03 \x01(\bR\x06closed2\xe7\t\n" +
 	"\bWaypoint\x12g\n" +
 	"\n" +
 	"Checkpoint\x12+.io.statefork.waypoint.v1.CheckpointRequest\x1a,.io.statefork.waypoint.v1.CheckpointResponse\x12^\n" +
 	"\aRestore\x12(.io.statefork.waypoint.v1.RestoreRequest\x1a).io.statefork.waypoint.v1.RestoreResponse\x12U\n" +
-	"\x04List\x12%.io.statefork.waypoint.v1.ListRequest\x1a&.io.statefork.waypoint.v1.ListResponseB-Z+github.com/statefork/statefork/shim/api;apib\x06proto3"
+	"\x04List\x12%.io.statefork.waypoint.v1.ListRequest\x1a&.io.statefork.waypoint.v1.ListResponse\x12j\n" +
+	"\vOpenSession\x12,.io.statefork.waypoint.v1.OpenSessionRequest\x1a-.io.statefork.waypoint.v1.OpenSessionResponse\x12m\n" +
+	"\fListSessions\x12-.io.statefork.waypoint.v1.ListSessionsRequest\x1a..io.statefork.waypoint.v1.ListSessionsResponse\x12m\n" +
+	"\fCloseSession\x12-.io.statefork.waypoint.v1.CloseSessionRequest\x1a..io.statefork.waypoint.v1.CloseSessionResponse\x12_\n" +
+	"\tStartStep\x12*.io.statefork.waypoint.v1.StartStepRequest\x1a&.io.statefork.waypoint.v1.StepResponse\x12]\n" +
+	"\bWaitStep\x12).io.statefork.waypoint.v1.WaitStepRequest\x1a&.io.statefork.waypoint.v1.StepResponse\x12d\n" +
+	"\tSendInput\x12*.io.statefork.waypoint.v1.SendInputRequest\x1a+.io.statefork.waypoint.v1.SendInputResponse\x12p\n" +
+	"\rSignalSession\x12..io.statefork.waypoint.v1.SignalSessionRequest\x1a/.io.statefork.waypoint.v1.SignalSessionResponse\x12p\n" +
+	"\rResizeSession\x12..io.statefork.waypoint.v1.ResizeSessionRequest\x1a/.io.statefork.waypoint.v1.ResizeSessionResponse\x12g\n" +
+	"\n" +
+	"ReadScreen\x12+.io.statefork.waypoint.v1.ReadScreenRequest\x1a,.io.statefork.waypoint.v1.ReadScreenResponseB-Z+github.com/statefork/statefork/shim/api;apib\x06proto3"
 
 var (
 	file_waypoint_proto_rawDescOnce sync.Once
@@ -777,7 +2171,7 @@ func file_waypoint_proto_rawDescGZIP() []byte {
 	return file_waypoint_proto_rawDescData
 }
 
-var file_waypoint_proto_msgTypes = make([]protoimpl.MessageInfo, 12)
+var file_waypoint_proto_msgTypes = make([]protoimpl.MessageInfo, 30)
 var file_waypoint_proto_goTypes = []any{
 	(*CheckpointRequest)(nil),     // 0: io.statefork.waypoint.v1.CheckpointRequest
 	(*CheckpointResponse)(nil),    // 1: io.statefork.waypoint.v1.CheckpointResponse
@@ -789,12 +2183,30 @@ var file_waypoint_proto_goTypes = []any{
 	(*Timings)(nil),               // 7: io.statefork.waypoint.v1.Timings
 	(*External)(nil),              // 8: io.statefork.waypoint.v1.External
 	(*Exec)(nil),                  // 9: io.statefork.waypoint.v1.Exec
-	nil,                           // 10: io.statefork.waypoint.v1.CheckpointRequest.LabelsEntry
-	nil,                           // 11: io.statefork.waypoint.v1.Node.LabelsEntry
-	(*timestamppb.Timestamp)(nil), // 12: google.protobuf.Timestamp
+	(*OpenSessionRequest)(nil),    // 10: io.statefork.waypoint.v1.OpenSessionRequest
+	(*OpenSessionResponse)(nil),   // 11: io.statefork.waypoint.v1.OpenSessionResponse
+	(*ListSessionsRequest)(nil),   // 12: io.statefork.waypoint.v1.ListSessionsRequest
+	(*ListSessionsResponse)(nil),  // 13: io.statefork.waypoint.v1.ListSessionsResponse
+	(*CloseSessionRequest)(nil),   // 14: io.statefork.waypoint.v1.CloseSessionRequest
+	(*CloseSessionResponse)(nil),  // 15: io.statefork.waypoint.v1.CloseSessionResponse
+	(*Session)(nil),               // 16: io.statefork.waypoint.v1.Session
+	(*StartStepRequest)(nil),      // 17: io.statefork.waypoint.v1.StartStepRequest
+	(*WaitStepRequest)(nil),       // 18: io.statefork.waypoint.v1.WaitStepRequest
+	(*StepResponse)(nil),          // 19: io.statefork.waypoint.v1.StepResponse
+	(*SendInputRequest)(nil),      // 20: io.statefork.waypoint.v1.SendInputRequest
+	(*SendInputResponse)(nil),     // 21: io.statefork.waypoint.v1.SendInputResponse
+	(*SignalSessionRequest)(nil),  // 22: io.statefork.waypoint.v1.SignalSessionRequest
+	(*SignalSessionResponse)(nil), // 23: io.statefork.waypoint.v1.SignalSessionResponse
+	(*ResizeSessionRequest)(nil),  // 24: io.statefork.waypoint.v1.ResizeSessionRequest
+	(*ResizeSessionResponse)(nil), // 25: io.statefork.waypoint.v1.ResizeSessionResponse
+	(*ReadScreenRequest)(nil),     // 26: io.statefork.waypoint.v1.ReadScreenRequest
+	(*ReadScreenResponse)(nil),    // 27: io.statefork.waypoint.v1.ReadScreenResponse
+	nil,                           // 28: io.statefork.waypoint.v1.CheckpointRequest.LabelsEntry
+	nil,                           // 29: io.statefork.waypoint.v1.Node.LabelsEntry
+	(*timestamppb.Timestamp)(nil), // 30: google.protobuf.Timestamp
 }
 var file_waypoint_proto_depIdxs = []int32{
-	10, // 0: io.statefork.waypoint.v1.CheckpointRequest.labels:type_name -> io.statefork.waypoint.v1.CheckpointRequest.LabelsEntry
+	28, // 0: io.statefork.waypoint.v1.CheckpointRequest.labels:type_name -> io.statefork.waypoint.v1.CheckpointRequest.LabelsEntry
 	6,  // 1: io.statefork.waypoint.v1.CheckpointResponse.node:type_name -> io.statefork.waypoint.v1.Node
 	7,  // 2: io.statefork.waypoint.v1.CheckpointResponse.timings:type_name -> io.statefork.waypoint.v1.Timings
 	8,  // 3: io.statefork.waypoint.v1.CheckpointResponse.external:type_name -> io.statefork.waypoint.v1.External
@@ -803,19 +2215,39 @@ var file_waypoint_proto_depIdxs = []int32{
 	8,  // 6: io.statefork.waypoint.v1.RestoreResponse.external:type_name -> io.statefork.waypoint.v1.External
 	9,  // 7: io.statefork.waypoint.v1.RestoreResponse.ended_execs:type_name -> io.statefork.waypoint.v1.Exec
 	6,  // 8: io.statefork.waypoint.v1.ListResponse.nodes:type_name -> io.statefork.waypoint.v1.Node
-	12, // 9: io.statefork.waypoint.v1.Node.created_at:type_name -> google.protobuf.Timestamp
-	11, // 10: io.statefork.waypoint.v1.Node.labels:type_name -> io.statefork.waypoint.v1.Node.LabelsEntry
-	0,  // 11: io.statefork.waypoint.v1.Waypoint.Checkpoint:input_type -> io.statefork.waypoint.v1.CheckpointRequest
-	2,  // 12: io.statefork.waypoint.v1.Waypoint.Restore:input_type -> io.statefork.waypoint.v1.RestoreRequest
-	4,  // 13: io.statefork.waypoint.v1.Waypoint.List:input_type -> io.statefork.waypoint.v1.ListRequest
-	1,  // 14: io.statefork.waypoint.v1.Waypoint.Checkpoint:output_type -> io.statefork.waypoint.v1.CheckpointResponse
-	3,  // 15: io.statefork.waypoint.v1.Waypoint.Restore:output_type -> io.statefork.waypoint.v1.RestoreResponse
-	5,  // 16: io.statefork.waypoint.v1.Waypoint.List:output_type -> io.statefork.waypoint.v1.ListResponse
-	14, // [14:17] is the sub-list for method output_type
-	11, // [11:14] is the sub-list for method input_type
-	11, // [11:11] is the sub-list for extension type_name
-	11, // [11:11] is the sub-list for extension extendee
-	0,  // [0:11] is the sub-list for field type_name
+	30, // 9: io.statefork.waypoint.v1.Node.created_at:type_name -> google.protobuf.Timestamp
+	29, // 10: io.statefork.waypoint.v1.Node.labels:type_name -> io.statefork.waypoint.v1.Node.LabelsEntry
+	16, // 11: io.statefork.waypoint.v1.OpenSessionResponse.session:type_name -> io.statefork.waypoint.v1.Session
+	16, // 12: io.statefork.waypoint.v1.ListSessionsResponse.sessions:type_name -> io.statefork.waypoint.v1.Session
+	0,  // 13: io.statefork.waypoint.v1.Waypoint.Checkpoint:input_type -> io.statefork.waypoint.v1.CheckpointRequest
+	2,  // 14: io.statefork.waypoint.v1.Waypoint.Restore:input_type -> io.statefork.waypoint.v1.RestoreRequest
+	4,  // 15: io.statefork.waypoint.v1.Waypoint.List:input_type -> io.statefork.waypoint.v1.ListRequest
+	10, // 16: io.statefork.waypoint.v1.Waypoint.OpenSession:input_type -> io.statefork.waypoint.v1.OpenSessionRequest
+	12, // 17: io.statefork.waypoint.v1.Waypoint.ListSessions:input_type -> io.statefork.waypoint.v1.ListSessionsRequest
+	14, // 18: io.statefork.waypoint.v1.Waypoint.CloseSession:input_type -> io.statefork.waypoint.v1.CloseSessionRequest
+	17, // 19: io.statefork.waypoint.v1.Waypoint.StartStep:input_type -> io.statefork.waypoint.v1.StartStepRequest
+	18, // 20: io.statefork.waypoint.v1.Waypoint.WaitStep:input_type -> io.statefork.waypoint.v1.WaitStepRequest
+	20, // 21: io.statefork.waypoint.v1.Waypoint.SendInput:input_type -> io.statefork.waypoint.v1.SendInputRequest
+	22, // 22: io.statefork.waypoint.v1.Waypoint.SignalSession:input_type -> io.statefork.waypoint.v1.SignalSessionRequest
+	24, // 23: io.statefork.waypoint.v1.Waypoint.ResizeSession:input_type -> io.statefork.waypoint.v1.ResizeSessionRequest
+	26, // 24: io.statefork.waypoint.v1.Waypoint.ReadScreen:input_type -> io.statefork.waypoint.v1.ReadScreenRequest
+	1,  // 25: io.statefork.waypoint.v1.Waypoint.Checkpoint:output_type -> io.statefork.waypoint.v1.CheckpointResponse
+	3,  // 26: io.statefork.waypoint.v1.Waypoint.Restore:output_type -> io.statefork.waypoint.v1.RestoreResponse
+	5,  // 27: io.statefork.waypoint.v1.Waypoint.List:output_type -> io.statefork.waypoint.v1.ListResponse
+	11, // 28: io.statefork.waypoint.v1.Waypoint.OpenSession:output_type -> io.statefork.waypoint.v1.OpenSessionResponse
+	13, // 29: io.statefork.waypoint.v1.Waypoint.ListSessions:output_type -> io.statefork.waypoint.v1.ListSessionsResponse
+	15, // 30: io.statefork.waypoint.v1.Waypoint.CloseSession:output_type -> io.statefork.waypoint.v1.CloseSessionResponse
+	19, // 31: io.statefork.waypoint.v1.Waypoint.StartStep:output_type -> io.statefork.waypoint.v1.StepResponse
+	19, // 32: io.statefork.waypoint.v1.Waypoint.WaitStep:output_type -> io.statefork.waypoint.v1.StepResponse
+	21, // 33: io.statefork.waypoint.v1.Waypoint.SendInput:output_type -> io.statefork.waypoint.v1.SendInputResponse
+	23, // 34: io.statefork.waypoint.v1.Waypoint.SignalSession:output_type -> io.statefork.waypoint.v1.SignalSessionResponse
+	25, // 35: io.statefork.waypoint.v1.Waypoint.ResizeSession:output_type -> io.statefork.waypoint.v1.ResizeSessionResponse
+	27, // 36: io.statefork.waypoint.v1.Waypoint.ReadScreen:output_type -> io.statefork.waypoint.v1.ReadScreenResponse
+	25, // [25:37] is the sub-list for method output_type
+	13, // [13:25] is the sub-list for method input_type
+	13, // [13:13] is the sub-list for extension type_name
+	13, // [13:13] is the sub-list for extension extendee
+	0,  // [0:13] is the sub-list for field type_name
 }
 
 func init() { file_waypoint_proto_init() }
@@ -829,7 +2261,7 @@ func file_waypoint_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_waypoint_proto_rawDesc), len(file_waypoint_proto_rawDesc)),
 			NumEnums:      0,
-			NumMessages:   12,
+			NumMessages:   30,
 			NumExtensions: 0,
 			NumServices:   1,
 		},

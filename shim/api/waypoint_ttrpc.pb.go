@@ -11,6 +11,15 @@ type WaypointService interface {
 	Checkpoint(context.Context, *CheckpointRequest) (*CheckpointResponse, error)
 	Restore(context.Context, *RestoreRequest) (*RestoreResponse, error)
 	List(context.Context, *ListRequest) (*ListResponse, error)
+	OpenSession(context.Context, *OpenSessionRequest) (*OpenSessionResponse, error)
+	ListSessions(context.Context, *ListSessionsRequest) (*ListSessionsResponse, error)
+	CloseSession(context.Context, *CloseSessionRequest) (*CloseSessionResponse, error)
+	StartStep(context.Context, *StartStepRequest) (*StepResponse, error)
+	WaitStep(context.Context, *WaitStepRequest) (*StepResponse, error)
+	SendInput(context.Context, *SendInputRequest) (*SendInputResponse, error)
+	SignalSession(context.Context, *SignalSessionRequest) (*SignalSessionResponse, error)
+	ResizeSession(context.Context, *ResizeSessionRequest) (*ResizeSessionResponse, error)
+	ReadScreen(context.Context, *ReadScreenRequest) (*ReadScreenResponse, error)
 }
 
 func RegisterWaypointService(srv *ttrpc.Server, svc WaypointService) {
@@ -36,6 +45,69 @@ func RegisterWaypointService(srv *ttrpc.Server, svc WaypointService) {
 					return nil, err
 				}
 				return svc.List(ctx, &req)
+			},
+			"OpenSession": func(ctx context.Context, unmarshal func(interface{}) error) (interface{}, error) {
+				var req OpenSessionRequest
+				if err := unmarshal(&req); err != nil {
+					return nil, err
+				}
+				return svc.OpenSession(ctx, &req)
+			},
+			"ListSessions": func(ctx context.Context, unmarshal func(interface{}) error) (interface{}, error) {
+				var req ListSessionsRequest
+				if err := unmarshal(&req); err != nil {
+					return nil, err
+				}
+				return svc.ListSessions(ctx, &req)
+			},
+			"CloseSession": func(ctx context.Context, unmarshal func(interface{}) error) (interface{}, error) {
+				var req CloseSessionRequest
+				if err := unmarshal(&req); err != nil {
+					return nil, err
+				}
+				return svc.CloseSession(ctx, &req)
+			},
+			"StartStep": func(ctx context.Context, unmarshal func(interface{}) error) (interface{}, error) {
+				var req StartStepRequest
+				if err := unmarshal(&req); err != nil {
+					return nil, err
+				}
+				return svc.StartStep(ctx, &req)
+			},
+			"WaitStep": func(ctx context.Context, unmarshal func(interface{}) error) (interface{}, error) {
+				var req WaitStepRequest
+				if err := unmarshal(&req); err != nil {
+					return nil, err
+				}
+				return svc.WaitStep(ctx, &req)
+			},
+			"SendInput": func(ctx context.Context, unmarshal func(interface{}) error) (interface{}, error) {
+				var req SendInputRequest
+				if err := unmarshal(&req); err != nil {
+					return nil, err
+				}
+				return svc.SendInput(ctx, &req)
+			},
+			"SignalSession": func(ctx context.Context, unmarshal func(interface{}) error) (interface{}, error) {
+				var req SignalSessionRequest
+				if err := unmarshal(&req); err != nil {
+					return nil, err
+				}
+				return svc.SignalSession(ctx, &req)
+			},
+			"ResizeSession": func(ctx context.Context, unmarshal func(interface{}) error) (interface{}, error) {
+				var req ResizeSessionRequest
+				if err := unmarshal(&req); err != nil {
+					return nil, err
+				}
+				return svc.ResizeSession(ctx, &req)
+			},
+			"ReadScreen": func(ctx context.Context, unmarshal func(interface{}) error) (interface{}, error) {
+				var req ReadScreenRequest
+				if err := unmarshal(&req); err != nil {
+					return nil, err
+				}
+				return svc.ReadScreen(ctx, &req)
 			},
 		},
 	})
@@ -70,6 +142,78 @@ func (c *waypointClient) Restore(ctx context.Context, req *RestoreRequest) (*Res
 func (c *waypointClient) List(ctx context.Context, req *ListRequest) (*ListResponse, error) {
 	var resp ListResponse
 	if err := c.client.Call(ctx, "io.statefork.waypoint.v1.Waypoint", "List", req, &resp); err != nil {
+		return nil, err
+	}
+	return &resp, nil
+}
+
+func (c *waypointClient) OpenSession(ctx context.Context, req *OpenSessionRequest) (*OpenSessionResponse, error) {
+	var resp OpenSessionResponse
+	if err := c.client.Call(ctx, "io.statefork.waypoint.v1.Waypoint", "OpenSession", req, &resp); err != nil {
+		return nil, err
+	}
+	return &resp, nil
+}
+
+func (c *waypointClient) ListSessions(ctx context.Context, req *ListSessionsRequest) (*ListSessionsResponse, error) {
+	var resp ListSessionsResponse
+	if err := c.client.Call(ctx, "io.statefork.waypoint.v1.Waypoint", "ListSessions", req, &resp); err != nil {
+		return nil, err
+	}
+	return &resp, nil
+}
+
+func (c *waypointClient) CloseSession(ctx context.Context, req *CloseSessionRequest) (*CloseSessionResponse, error) {
+	var resp CloseSessionResponse
+	if err := c.client.Call(ctx, "io.statefork.waypoint.v1.Waypoint", "CloseSession", req, &resp); err != nil {
+		return nil, err
+	}
+	return &resp, nil
+}
+
+func (c *waypointClient) StartStep(ctx context.Context, req *StartStepRequest) (*StepResponse, error) {
+	var resp StepResponse
+	if err := c.client.Call(ctx, "io.statefork.waypoint.v1.Waypoint", "StartStep", req, &resp); err != nil {
+		return nil, err
+	}
+	return &resp, nil
+}
+
+func (c *waypointClient) WaitStep(ctx context.Context, req *WaitStepRequest) (*StepResponse, error) {
+	var resp StepResponse
+	if err := c.client.Call(ctx, "io.statefork.waypoint.v1.Waypoint", "WaitStep", req, &resp); err != nil {
+		return nil, err
+	}
+	return &resp, nil
+}
+
+func (c *waypointClient) SendInput(ctx context.Context, req *SendInputRequest) (*SendInputResponse, error) {
+	var resp SendInputResponse
+	if err := c.client.Call(ctx, "io.statefork.waypoint.v1.Waypoint", "SendInput", req, &resp); err != nil {
+		return nil, err
+	}
+	return &resp, nil
+}
+
+func (c *waypointClient) SignalSession(ctx context.Context, req *SignalSessionRequest) (*SignalSessionResponse, error) {
+	var resp SignalSessionResponse
+	if err := c.client.Call(ctx, "io.statefork.waypoint.v1.Waypoint", "SignalSession", req, &resp); err != nil {
+		return nil, err
+	}
+	return &resp, nil
+}
+
+func (c *waypointClient) ResizeSession(ctx context.Context, req *ResizeSessionRequest) (*ResizeSessionResponse, error) {
+	var resp ResizeSessionResponse
+	if err := c.client.Call(ctx, "io.statefork.waypoint.v1.Waypoint", "ResizeSession", req, &resp); err != nil {
+		return nil, err
+	}
+	return &resp, nil
+}
+
+func (c *waypointClient) ReadScreen(ctx context.Context, req *ReadScreenRequest) (*ReadScreenResponse, error) {
+	var resp ReadScreenResponse
+	if err := c.client.Call(ctx, "io.statefork.waypoint.v1.Waypoint", "ReadScreen", req, &resp); err != nil {
 		return nil, err
 	}
 	return &resp, nil
