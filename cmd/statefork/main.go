@@ -31,7 +31,8 @@ Results go to stdout, messages to stderr. The exit code is
   3  container or node not found
   4  refused: the container, the node or a name does not allow it
   5  unavailable: containerd or the container's shim does not answer
-  6  out of time, or interrupted`
+  6  out of time, or interrupted
+The commands "exec" and "session wait" have others: see their help.`
 
 // Exit codes, as the help tells them.
 const (
@@ -58,7 +59,7 @@ func run(ctx context.Context, args []string, stdout, stderr io.Writer) int {
 	if err == nil {
 		return exitOK
 	}
-	if !errors.Is(err, errReported) {
+	if !reported(err) {
 		fmt.Fprintln(stderr, "statefork: "+message(err, cmd.String("address")))
 	}
 	return exitCode(err)
@@ -71,11 +72,9 @@ func newCommand(stdout, stderr io.Writer) *cli.Command {
 		Description:     description,
 		HideVersion:     true,
 		HideHelpCommand: true,
-		// A label may have commas in it.
-		DisableSliceFlagSeparator: true,
-		Writer:                    stdout,
-		ErrWriter:                 stderr,
-		ExitErrHandler:            func(context.Context, *cli.Command, error) {},
+		Writer:          stdout,
+		ErrWriter:       stderr,
+		ExitErrHandler:  func(context.Context, *cli.Command, error) {},
 		Flags: []cli.Flag{
 			&cli.StringFlag{Name: "address", Aliases: []string{"a"}, Value: "/run/containerd/containerd.sock",
 				Sources: cli.EnvVars("CONTAINERD_ADDRESS"), Usage: "containerd's socket"},
@@ -88,6 +87,7 @@ func newCommand(stdout, stderr io.Writer) *cli.Command {
 		Commands: []*cli.Command{
 			checkpointCommand(), restoreCommand(), forkCommand(), treeCommand(),
 			lsCommand(), inspectCommand(), recoverCommand(), rmCommand(), doctorCommand(),
+			execCommand(), sessionCommand(),
 		},
 		Action: func(_ context.Context, cmd *cli.Command) error {
 			if name := cmd.Args().First(); name != "" {
@@ -96,15 +96,19 @@ func newCommand(stdout, stderr io.Writer) *cli.Command {
 			return cli.ShowRootCommandHelp(cmd)
 		},
 	}
-	onUsageError(cmd)
+	inherit(cmd)
 	return cmd
 }
 
-// onUsageError makes every command report wrong flags in one line.
-func onUsageError(cmd *cli.Command) {
-	cmd.OnUsageError = func(_ context.Context, _ *cli.Command, err error, _ bool) error { return &usageError{err.Error()} }
+// inherit gives every command what package cli does not pass on to it: wrong
+// flags are reported in one line, and labels and variables may have commas.
+func inherit(cmd *cli.Command) {
+	cmd.DisableSliceFlagSeparator = true
+	if cmd.OnUsageError == nil {
+		cmd.OnUsageError = func(_ context.Context, _ *cli.Command, err error, _ bool) error { return &usageError{err.Error()} }
+	}
 	for _, sub := range cmd.Commands {
-		onUsageError(sub)
+		inherit(sub)
 	}
 }
 
@@ -118,10 +122,15 @@ func usagef(format string, args ...any) error { return &usageError{fmt.Sprintf(f
 // errReported is a failure that the output has told already.
 var errReported = errors.New("failed")
 
+func reported(err error) bool {
+	own, ok := errors.AsType[*exitError](err)
+	return errors.Is(err, errReported) || ok && own.err == nil
+}
+
 // nargs checks the number of arguments; most < 0 is any.
 func nargs(cmd *cli.Command, least, most int) error {
 	if n := cmd.NArg(); n < least || (most >= 0 && n > most) {
-		return usagef("usage: statefork %s", strings.TrimSpace(cmd.Name+" "+cmd.ArgsUsage))
+		return usagef("usage: statefork %s", strings.TrimSpace(strings.TrimPrefix(cmd.FullName(), "statefork ")+" "+cmd.ArgsUsage))
 	}
 	return nil
 }
@@ -138,8 +147,9 @@ func withClient(ctx context.Context, cmd *cli.Command, f func(context.Context, *
 	return f(ctx, waypoint.New(client, waypoint.Options{Namespace: namespace(cmd), State: cmd.String("state")}))
 }
 
+// deadline is by the root's flag: the verb exec has a --timeout of its own.
 func deadline(ctx context.Context, cmd *cli.Command) (context.Context, context.CancelFunc) {
-	if d := cmd.Duration("timeout"); d > 0 {
+	if d := cmd.Root().Duration("timeout"); d > 0 {
 		return context.WithTimeout(ctx, d)
 	}
 	return context.WithCancel(ctx)
@@ -154,15 +164,24 @@ func namespace(cmd *cli.Command) string {
 	return cmd.Root().String("namespace")
 }
 
-// exitCode tells the class of an error to a script.
+// exitCode tells an error to a script: by its class, unless the verb has codes
+// of its own.
 func exitCode(err error) int {
+	if own, ok := errors.AsType[*exitError](err); ok {
+		return own.code
+	}
+	return classCode(err)
+}
+
+// classCode tells the class of an error to a script.
+func classCode(err error) int {
 	var usage *usageError
 	switch {
 	case errors.As(err, &usage), errdefs.IsInvalidArgument(err):
 		return exitUsage
 	case errdefs.IsNotFound(err):
 		return exitNotFound
-	case errdefs.IsFailedPrecondition(err), errdefs.IsAlreadyExists(err), errdefs.IsNotImplemented(err):
+	case errdefs.IsFailedPrecondition(err), errdefs.IsAlreadyExists(err), errdefs.IsNotImplemented(err), errdefs.IsAborted(err):
 		return exitRefused
 	case errdefs.IsUnavailable(err):
 		return exitUnavailable
@@ -178,7 +197,7 @@ func message(err error, address string) string {
 	if hint := statefork.Hint(err); hint != "" {
 		return text + ": " + hint
 	}
-	switch exitCode(err) {
+	switch classCode(err) {
 	case exitUsage:
 		return text + ": see \"statefork --help\""
 	case exitUnavailable:

@@ -17,8 +17,9 @@ import (
 	"github.com/containerd/ttrpc"
 )
 
-// echo answers with what it was asked, or with the error for that name.
-type echo struct{}
+// echo answers with what it was asked, or with the error for that name. It has
+// no sessions.
+type echo struct{ WaypointService }
 
 func (echo) Checkpoint(ctx context.Context, r *CheckpointRequest) (*CheckpointResponse, error) {
 	ns, err := namespaces.NamespaceRequired(ctx)

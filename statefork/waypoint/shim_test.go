@@ -22,8 +22,9 @@ import (
 	"github.com/statefork/statefork/statefork"
 )
 
-// service is a Waypoint service whose methods are a test's.
+// service is a Waypoint service whose methods are a test's. It has no sessions.
 type service struct {
+	api.WaypointService
 	checkpoint func(*api.CheckpointRequest) (*api.CheckpointResponse, error)
 	restore    func(*api.RestoreRequest) (*api.RestoreResponse, error)
 	list       func(*api.ListRequest) (*api.ListResponse, error)
