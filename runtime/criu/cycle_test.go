@@ -230,7 +230,7 @@ func TestRearmNothing(t *testing.T) {
 	}
 }
 
-// TestCutOffImages finds images of which the end is missing.
+// TestCutOffImages finds images that are missing, or of which the end is.
 func TestCutOffImages(t *testing.T) {
 	b := needCRIU(t)
 	p := startTree(t, "plain", 1)
@@ -253,6 +253,22 @@ func TestCutOffImages(t *testing.T) {
 	}
 	if err := CheckImages(images); !errdefs.IsDataLoss(err) {
 		t.Errorf("got %v for a cut pages image, want data loss", err)
+	}
+	for _, kind := range []string{"core", "mm", "fs", "ids", "pagemap"} {
+		names, err := filepath.Glob(filepath.Join(images, kind+"-*.img"))
+		if err != nil || len(names) == 0 {
+			t.Fatalf("images %q: %v, %v", kind, names, err)
+		}
+		aside := names[0] + ".aside"
+		if err := os.Rename(names[0], aside); err != nil {
+			t.Fatal(err)
+		}
+		if err := CheckImages(images); !errdefs.IsDataLoss(err) || !strings.Contains(err.Error(), filepath.Base(names[0])) {
+			t.Errorf("without %s: got %v, want data loss that names it", names[0], err)
+		}
+		if err := os.Rename(aside, names[0]); err != nil {
+			t.Fatal(err)
+		}
 	}
 	if err := CheckImages(t.TempDir()); !errdefs.IsDataLoss(err) {
 		t.Errorf("got %v for an empty directory, want data loss", err)

@@ -6,7 +6,9 @@ import (
 	"path/filepath"
 
 	"github.com/checkpoint-restore/go-criu/v8/crit"
+	criu_core "github.com/checkpoint-restore/go-criu/v8/crit/images/criu-core"
 	"github.com/checkpoint-restore/go-criu/v8/crit/images/pagemap"
+	"github.com/checkpoint-restore/go-criu/v8/crit/images/pstree"
 	"github.com/containerd/errdefs"
 	"google.golang.org/protobuf/proto"
 )
@@ -14,13 +16,16 @@ import (
 // pagePresent is CRIU's mark of pages that lie in the pages image.
 const pagePresent = 1 << 2
 
-// CheckImages reports images of memory that are cut off, as those are that a
-// crash of the host has caught before they reached the disk. CRIU does not fail
-// on them: it reads on without an end. A restore that cannot be called off
-// should check first; it takes less than a millisecond. The error is of class
-// errdefs.ErrDataLoss.
+// CheckImages reports images of processes that are missing, and images of memory
+// that are cut off, as those are that a crash of the host has caught before they
+// reached the disk. CRIU does not fail on the latter: it reads on without an
+// end. A restore that cannot be called off should check first; it takes about a
+// millisecond. The error is of class errdefs.ErrDataLoss.
 func CheckImages(images string) error {
 	if _, err := os.Stat(filepath.Join(images, "inventory.img")); err != nil {
+		return fmt.Errorf("check process images: %w: %w", err, errdefs.ErrDataLoss)
+	}
+	if err := checkProcesses(images); err != nil {
 		return fmt.Errorf("check process images: %w: %w", err, errdefs.ErrDataLoss)
 	}
 	maps, err := filepath.Glob(filepath.Join(images, "pagemap-*.img"))
@@ -33,6 +38,58 @@ func CheckImages(images string) error {
 		}
 	}
 	return nil
+}
+
+// checkProcesses looks whether every process of the tree has its images. One that
+// has ended and waits for its parent has no memory.
+func checkProcesses(images string) error {
+	tree, err := decode(filepath.Join(images, "pstree.img"), &pstree.PstreeEntry{})
+	if err != nil {
+		return err
+	}
+	for _, e := range tree.Entries {
+		p, ok := e.Message.(*pstree.PstreeEntry)
+		if !ok {
+			return fmt.Errorf("image of the tree has a %T", e.Message)
+		}
+		alive, err := isAlive(filepath.Join(images, fmt.Sprintf("core-%d.img", p.GetPid())))
+		if err != nil {
+			return err
+		}
+		var need []string
+		for _, thread := range p.GetThreads() {
+			need = append(need, fmt.Sprintf("core-%d.img", thread))
+		}
+		if alive {
+			for _, kind := range []string{"mm", "pagemap", "fs", "ids"} {
+				need = append(need, fmt.Sprintf("%s-%d.img", kind, p.GetPid()))
+			}
+		}
+		for _, name := range need {
+			if _, err := os.Stat(filepath.Join(images, name)); err != nil {
+				return err
+			}
+		}
+	}
+	return nil
+}
+
+// taskAlive is CRIU's state of a process that has not ended.
+const taskAlive = 1
+
+func isAlive(path string) (bool, error) {
+	img, err := decode(path, &criu_core.CoreEntry{})
+	if err != nil {
+		return false, err
+	}
+	if len(img.Entries) == 0 {
+		return false, fmt.Errorf("image %q is empty", path)
+	}
+	core, ok := img.Entries[0].Message.(*criu_core.CoreEntry)
+	if !ok {
+		return false, fmt.Errorf("image %q has a %T", path, img.Entries[0].Message)
+	}
+	return core.GetTc().GetTaskState() == taskAlive, nil
 }
 
 // checkPages compares a page map with the size of its pages image.
