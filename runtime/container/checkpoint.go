@@ -71,16 +71,12 @@ func (c *Container) Checkpoint(ctx context.Context, opts CheckpointOptions) (_ T
 		return t, nil, err
 	}
 	defer d.Close()
-	pipes, err := d.held.Pipes()
-	if err != nil {
-		return t, nil, err
-	}
 	r, err := c.prepareRestore(ctx, restoreSource{
 		images:     opts.Images,
 		desc:       d.desc,
 		mounts:     d.live,
 		namespaces: namespacePlan{enter: d.enter},
-		pipes:      pipes,
+		ends:       d.ends,
 		resume:     d.held.Resume,
 	})
 	if err != nil {
@@ -180,9 +176,8 @@ func (c *Container) DumpTo(ctx context.Context, images string, exit bool) error 
 	s, err := c.dump(ctx, d, images, !exit)
 	if s != nil {
 		s.lost()
-		return err
 	}
-	return errors.Join(err, d.held.PutBack())
+	return err
 }
 
 // dumping is a dump that is ready to run.
@@ -192,6 +187,7 @@ type dumping struct {
 	live   *staging
 	enter  namespaceFiles
 	held   *terminal.Held
+	ends   []terminal.End
 	worker *criu.Worker
 	forget func()
 	// helper is a process of ours in the container's cgroups.
@@ -235,6 +231,9 @@ func (c *Container) prepareDump(ctx context.Context) (_ *dumping, retErr error) 
 		}
 	}()
 	if d.held, err = c.holdSessions(ctx); err != nil {
+		return nil, err
+	}
+	if d.ends, err = d.held.Ends(); err != nil {
 		return nil, err
 	}
 	if d.desc, err = c.describe(pid, bin); err != nil {
@@ -302,9 +301,6 @@ func (c *Container) describe(pid int, bin *criu.Binary) (*Description, error) {
 	d.Kernel = unix.ByteSliceToString(uts.Release[:])
 	stdio := c.initStdio()
 	d.Terminal = stdio.terminal()
-	if d.Console, err = stdio.consoleIndex(); err != nil {
-		return nil, err
-	}
 	for fd, f := range stdio.containerEnds() {
 		var st unix.Stat_t
 		if err := unix.Fstat(int(f.Fd()), &st); err != nil {
@@ -377,7 +373,7 @@ func (c *Container) dumpFrozen(ctx context.Context, d *dumping, cg cgroups.Manag
 			s.cancel()
 		}
 		pids, perr := cg.GetAllPids()
-		return nil, errors.Join(culprits(err, pids), perr, d.held.PutBack())
+		return nil, errors.Join(culprits(err, pids), perr)
 	}
 	if err := c.finishImages(ctx, d, images); err != nil {
 		// The tree is dead and what is missing is small: go on with it.
@@ -388,7 +384,7 @@ func (c *Container) dumpFrozen(ctx context.Context, d *dumping, cg cgroups.Manag
 
 // finishImages mends what CRIU has left.
 func (c *Container) finishImages(ctx context.Context, d *dumping, images string) error {
-	errs := []error{criu.RearmTimerfds(images)}
+	errs := []error{criu.RearmTimerfds(images), criu.DetachZombies(images)}
 	// CRIU has linked deleted files back into their directories: some of them
 	// may be in a tmpfs.
 	if _, err := os.Stat(filepath.Join(images, "remap-fpath.img")); err == nil {
@@ -419,7 +415,7 @@ func (c *Container) dumpOptions(d *dumping, cg cgroups.Manager, images, work str
 		Work:         work,
 		Root:         c.rootfs,
 		FreezeCgroup: freezerPath(cg),
-		External:     criuExternalDump(d.desc.Mounts),
+		External:     append(criuExternalDump(d.desc.Mounts), terminal.Terminals(d.ends)...),
 		LeaveRunning: leaveRunning,
 		NetworkLock:  lock,
 	}

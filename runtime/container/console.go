@@ -10,8 +10,6 @@ import (
 	"github.com/containerd/log"
 	"github.com/opencontainers/runc/libcontainer/utils"
 	"golang.org/x/sys/unix"
-
-	"github.com/statefork/statefork/runtime/terminal"
 )
 
 // console is the terminal of a process, seen from its master side. The master
@@ -93,17 +91,6 @@ func (c *console) close() {
 	}
 	c.masters = nil
 	c.changedLocked()
-}
-
-// index is the number of the present terminal in the container's devpts; 0 if
-// there is none.
-func (c *console) index() (int, error) {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	if len(c.masters) == 0 {
-		return 0, nil
-	}
-	return terminal.Index(c.masters[len(c.masters)-1])
 }
 
 func (c *console) resize(width, height uint16) error {

@@ -73,7 +73,7 @@ func (c *Container) prepareFork(ctx context.Context, cfg *libConfig, desc *Descr
 		mounts:     fresh,
 		namespaces: plan,
 		revival:    revival,
-		pipes:      revival.Pipes(),
+		ends:       revival.Ends(),
 		resume:     revival.Resume,
 		rollback:   true,
 		owned:      true,

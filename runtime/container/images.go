@@ -31,8 +31,6 @@ type Description struct {
 	Stdio map[int]string `json:"stdio,omitempty"`
 	// Terminal says that init has a terminal of the container's own devpts.
 	Terminal bool `json:"terminal,omitempty"`
-	// Console is the number of that terminal.
-	Console int `json:"console,omitempty"`
 	// Mounts are the mounts that CRIU leaves to us.
 	Mounts []ExternalMount `json:"mounts"`
 	// Entered lists the namespaces that are not in the images because CRIU

@@ -158,7 +158,7 @@ func (c *Container) prepareRollback(ctx context.Context, pid int, cfg *libConfig
 		mounts:     fresh,
 		namespaces: plan,
 		revival:    revival,
-		pipes:      revival.Pipes(),
+		ends:       revival.Ends(),
 		resume:     revival.Rollback,
 		rollback:   true,
 		owned:      true,
@@ -242,8 +242,9 @@ type restoreSource struct {
 	desc       *Description
 	mounts     *staging
 	namespaces namespacePlan
-	// pipes replace those of the sessions' shells, and resume goes on with them.
-	pipes   []terminal.Pipe
+	// ends replace what leads to the sessions' shells, and resume goes on with
+	// them.
+	ends    []terminal.End
 	resume  resumeSessions
 	revival *terminal.Revival
 	// rollback says that time went on since the dump: peers have gone.
@@ -353,8 +354,8 @@ func (r *restoring) inheritStdio(s *stdio) {
 		}
 		r.inherit(key, ends[fd])
 	}
-	for _, p := range r.pipes {
-		r.inherit(p.Key, p.File)
+	for _, e := range r.ends {
+		r.inherit(e.Key, e.File)
 	}
 }
 

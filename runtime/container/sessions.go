@@ -5,7 +5,6 @@ import (
 	"errors"
 	"fmt"
 	"io"
-	"maps"
 	"os"
 	"path/filepath"
 	"slices"
@@ -31,10 +30,9 @@ var (
 	defaultShells    = []string{"bash", "sh"}
 )
 
-// StartShell implements terminal.Host. The shell becomes a child of init, the
-// leader of a session with a terminal of the container's own devpts: that is
-// what CRIU dumps and restores like any other process. The caller holds the
-// operation lock.
+// StartShell implements terminal.Host. The shell becomes a child of init and
+// leads a session: CRIU dumps and restores it like any other process. The caller
+// holds the operation lock.
 func (c *Container) StartShell(ctx context.Context, want terminal.Launch) (_ *terminal.Channel, retErr error) {
 	pid, paused, err := c.initAlive(ctx)
 	if err != nil {
@@ -66,7 +64,7 @@ func (c *Container) StartShell(ctx context.Context, want terminal.Launch) (_ *te
 		}
 		closeAll(s.inside)
 	}()
-	if err := s.openFiles(root, want.Size); err != nil {
+	if err := s.openFiles(want.Size); err != nil {
 		return nil, err
 	}
 	if err := s.run(ctx); err != nil {
@@ -128,6 +126,19 @@ func setUser(p *specs.Process, root *os.File, name string) error {
 		p.Capabilities = nil
 	}
 	return nil
+}
+
+// Processes implements terminal.Host.
+func (c *Container) Processes() ([]int, error) {
+	cg, err := c.cgroup()
+	if err != nil {
+		return nil, err
+	}
+	pids, err := cg.GetAllPids()
+	if err != nil {
+		return nil, fmt.Errorf("list processes: %w", err)
+	}
+	return pids, nil
 }
 
 // findShell finds a shell in the container's root: by a path, by a name, or the
@@ -218,64 +229,27 @@ func closeAll(files []*os.File) {
 	}
 }
 
-func (s *shellStart) openFiles(root *os.File, size terminal.Size) (err error) {
-	if s.ch.Master, s.slave, err = openTerminal(root, size, int(s.spec.User.UID)); err != nil {
+func (s *shellStart) openFiles(size terminal.Size) (err error) {
+	if s.ch.Master, s.slave, err = terminal.Open(size, int(s.spec.User.UID)); err != nil {
 		return err
 	}
 	s.inside = append(s.inside, s.slave)
+	if err := terminal.Plain(s.slave); err != nil {
+		return err
+	}
 	if s.commands, s.ch.Commands, err = terminal.NewPipe(terminal.Writing); err != nil {
 		return err
 	}
 	s.inside = append(s.inside, s.commands)
+	// Dash and ash open it again, by its name in /proc.
+	if err := s.commands.Chown(int(s.spec.User.UID), -1); err != nil {
+		return fmt.Errorf("give shell its command pipe: %w", err)
+	}
 	if s.ch.Reports, s.reports, err = terminal.NewPipe(terminal.Reading); err != nil {
 		return err
 	}
 	s.inside = append(s.inside, s.reports)
 	return nil
-}
-
-// openTerminal makes a terminal in the container's devpts.
-func openTerminal(root *os.File, size terminal.Size, uid int) (master, slave *os.File, retErr error) {
-	m, err := openIn(root, "/dev/pts/ptmx", unix.O_RDWR|unix.O_NOCTTY|unix.O_NONBLOCK)
-	if err != nil {
-		return nil, nil, fmt.Errorf("make terminal: %w", err)
-	}
-	defer func() {
-		if retErr != nil {
-			closeAll([]*os.File{m, slave})
-			retErr = fmt.Errorf("make terminal: %w", retErr)
-		}
-	}()
-	fd := int(m.Fd())
-	var fs unix.Statfs_t
-	if err := unix.Fstatfs(fd, &fs); err != nil {
-		return nil, nil, os.NewSyscallError("fstatfs", err)
-	}
-	if fs.Type != unix.DEVPTS_SUPER_MAGIC {
-		return nil, nil, fmt.Errorf("/dev/pts of the container is no devpts: %w", errdefs.ErrFailedPrecondition)
-	}
-	if err := unix.IoctlSetPointerInt(fd, unix.TIOCSPTLCK, 0); err != nil {
-		return nil, nil, os.NewSyscallError("ioctl TIOCSPTLCK", err)
-	}
-	peer, _, errno := unix.Syscall(unix.SYS_IOCTL, uintptr(fd), unix.TIOCGPTPEER, unix.O_RDWR|unix.O_NOCTTY|unix.O_CLOEXEC)
-	if errno != 0 {
-		return nil, nil, os.NewSyscallError("ioctl TIOCGPTPEER", errno)
-	}
-	slave = os.NewFile(peer, "pts")
-	if err := slave.Chown(uid, -1); err != nil {
-		return nil, nil, err
-	}
-	if size == (terminal.Size{}) {
-		size = terminal.Size{Columns: 80, Rows: 24}
-	}
-	err = unix.IoctlSetWinsize(fd, unix.TIOCSWINSZ, &unix.Winsize{Row: size.Rows, Col: size.Columns})
-	if err != nil {
-		return nil, nil, os.NewSyscallError("ioctl TIOCSWINSZ", err)
-	}
-	if master, err = pollable(m); err != nil {
-		return nil, nil, err
-	}
-	return master, slave, nil
 }
 
 // Descriptors of the launcher, behind its standard streams.
@@ -284,6 +258,7 @@ const (
 	notifyFD
 	commandsFD
 	reportsFD
+	nowhereFD
 )
 
 // run has libcontainer start the launcher, and that the shell.
@@ -299,6 +274,14 @@ func (s *shellStart) run(ctx context.Context) error {
 	defer notify.Close()
 	files := map[int]int{0: 0, 1: 1, 2: 2, shell.ReportFD: reportsFD}
 	files[s.dialect.CommandFD()] = commandsFD
+	nowhere, err := os.OpenFile(os.DevNull, os.O_WRONLY, 0)
+	if err != nil {
+		return err
+	}
+	defer nowhere.Close()
+	if s.dialect.Banner() {
+		files[1] = nowhereFD // until it is given the terminal
+	}
 	s.spec.Args, err = launch.Args(launch.Spec{
 		Mode:     launch.Orphan,
 		Program:  launcherFD,
@@ -317,7 +300,7 @@ func (s *shellStart) run(ctx context.Context) error {
 		return err
 	}
 	lp.Stdin, lp.Stdout, lp.Stderr = s.slave, s.slave, s.slave
-	lp.ExtraFiles = []*os.File{program, notify.File(), s.commands, s.reports}
+	lp.ExtraFiles = []*os.File{program, notify.File(), s.commands, s.reports, nowhere}
 	if err := s.c.lc().Start(lp); err != nil {
 		return fmt.Errorf("start shell %q: %w", s.ch.Path, errorClass(err))
 	}
@@ -367,13 +350,9 @@ func innerPid(pid int) (int, error) {
 
 // findInner finds the processes of the container by their pids inside.
 func (c *Container) findInner() (func(inner int) (int, error), error) {
-	cg, err := c.cgroup()
+	pids, err := c.Processes()
 	if err != nil {
 		return nil, err
-	}
-	pids, err := cg.GetAllPids()
-	if err != nil {
-		return nil, fmt.Errorf("list processes: %w", err)
 	}
 	byInner := map[int]int{}
 	for _, pid := range pids {
@@ -390,23 +369,4 @@ func (c *Container) findInner() (func(inner int) (int, error), error) {
 }
 
 // resumeSessions goes on with sessions once their shells are restored.
-type resumeSessions func(masters map[int]*os.File, find func(inner int) (int, error)) error
-
-// mastersByIndex takes the restored masters by the number of their terminal.
-// Those of the same number twice, of two devpts, cannot be told apart.
-func mastersByIndex(masters []*os.File) (map[int]*os.File, error) {
-	byIndex := map[int]*os.File{}
-	for i, m := range masters {
-		n, err := terminal.Index(m)
-		if err == nil && byIndex[n] != nil {
-			err = fmt.Errorf("two terminals have the number %d: %w", n, errdefs.ErrInternal)
-		}
-		if err != nil {
-			closeAll(slices.Collect(maps.Values(byIndex)))
-			closeAll(masters[i:])
-			return nil, err
-		}
-		byIndex[n] = m
-	}
-	return byIndex, nil
-}
+type resumeSessions func(find func(inner int) (int, error)) error

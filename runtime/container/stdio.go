@@ -209,14 +209,6 @@ func (s *stdio) openTerminal(ctx context.Context, stdin string, out target) erro
 // terminal says whether the process has a terminal instead of pipes.
 func (s *stdio) terminal() bool { return s.console != nil }
 
-// consoleIndex is the number of init's terminal; 0 if it has none.
-func (s *stdio) consoleIndex() (int, error) {
-	if s.console == nil {
-		return 0, nil
-	}
-	return s.console.index()
-}
-
 // attachConsole gives a new process its terminal.
 func (s *stdio) attachConsole(master *os.File) error {
 	m, err := pollable(master)

@@ -5,10 +5,8 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
-	"maps"
 	"os"
 	"path/filepath"
-	"slices"
 	"sync"
 	"time"
 
@@ -163,25 +161,20 @@ func (c *Container) adoptRestored(ctx context.Context, pid int, masters []*os.Fi
 
 // attachTerminals gives the masters of restored terminals to whom they belong.
 func (c *Container) attachTerminals(masters []*os.File, src *restoreSource) error {
-	byIndex, err := mastersByIndex(masters)
-	if err != nil {
-		return err
-	}
-	defer func() { closeAll(slices.Collect(maps.Values(byIndex))) }()
 	var errs []error
 	io := c.initStdio()
-	if master := byIndex[src.desc.Console]; master != nil && io.terminal() {
-		delete(byIndex, src.desc.Console)
-		errs = append(errs, io.replaceConsole(master))
-	}
-	if src.resume != nil {
-		find, err := c.findInner()
-		if err == nil {
-			err = src.resume(byIndex, find)
+	for i, master := range masters {
+		if i == 0 && io.terminal() {
+			errs = append(errs, io.replaceConsole(master))
+			continue
 		}
-		errs = append(errs, err)
+		closeQuietly(master)
 	}
-	return errors.Join(errs...)
+	find, err := c.findInner()
+	if err == nil {
+		err = src.resume(find)
+	}
+	return errors.Join(append(errs, err)...)
 }
 
 // holdTimeout bounds how long a shell may take to read the command that it was

@@ -56,14 +56,15 @@ func checkProcesses(images string) error {
 		if err != nil {
 			return err
 		}
+		if !alive {
+			continue // and what is said of its threads means nothing
+		}
 		var need []string
 		for _, thread := range p.GetThreads() {
 			need = append(need, fmt.Sprintf("core-%d.img", thread))
 		}
-		if alive {
-			for _, kind := range []string{"mm", "pagemap", "fs", "ids"} {
-				need = append(need, fmt.Sprintf("%s-%d.img", kind, p.GetPid()))
-			}
+		for _, kind := range []string{"mm", "pagemap", "fs", "ids"} {
+			need = append(need, fmt.Sprintf("%s-%d.img", kind, p.GetPid()))
 		}
 		for _, name := range need {
 			if _, err := os.Stat(filepath.Join(images, name)); err != nil {

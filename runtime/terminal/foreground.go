@@ -88,7 +88,7 @@ func call(thread string) (number int, args [6]uint64, ok bool) {
 // one, or will wait for ever: busybox' ash can be interrupted in the middle of
 // a library function, and then finds a lock taken by itself.
 func (l *line) forgetful() bool {
-	if l.replaced.Load() {
+	if l.replaced.Load() || l.commands.writing() {
 		return false
 	}
 	number, args, ok := call(fmt.Sprintf("/proc/%d", l.Pid))
@@ -96,7 +96,7 @@ func (l *line) forgetful() bool {
 		return false
 	}
 	if number == unix.SYS_FUTEX {
-		return l.Dialect == shell.Ash
+		return l.Dialect == shell.Ash && l.itself()
 	}
 	if number != unix.SYS_READ {
 		return false
@@ -116,6 +116,25 @@ func (l *line) forgetful() bool {
 	return err == nil && theirs.Ino == ours.Ino && theirs.Dev == ours.Dev
 }
 
+// itself says whether the shell has not become another program: that would not
+// have the command pipe, while a background process may keep the report pipe.
+func (l *line) itself() bool {
+	var key string
+	if err := control(l.Commands, func(fd int) (err error) { key, err = pipeKey(fd); return err }); err != nil {
+		return false
+	}
+	fds, err := filepath.Glob(fmt.Sprintf("/proc/%d/fd/*", l.Pid))
+	if err != nil {
+		return false
+	}
+	for _, fd := range fds {
+		if to, err := os.Readlink(fd); err == nil && to == key {
+			return true
+		}
+	}
+	return false
+}
+
 // threadReads says whether a thread is in a call that waits for the terminal.
 func threadReads(pid int, thread string, rdev uint64) bool {
 	number, args, ok := call(thread)
@@ -131,9 +150,12 @@ func threadReads(pid int, thread string, rdev uint64) bool {
 	switch number {
 	case unix.SYS_READ, unix.SYS_READV:
 		return tty(int(args[0]))
-	case unix.SYS_POLL, unix.SYS_PPOLL:
+	case sysPoll, unix.SYS_PPOLL, unix.SYS_RESTART_SYSCALL:
+		// The last is what poll has become after its process was stopped or
+		// frozen. It has the same arguments; those of the few other calls that
+		// it can stand for are nothing that poll could wait for.
 		return polls(pid, args[0], int(args[1]), tty)
-	case unix.SYS_SELECT, unix.SYS_PSELECT6:
+	case sysSelect, unix.SYS_PSELECT6:
 		return selects(pid, int(args[0]), args[1], tty)
 	}
 	return false
@@ -197,17 +219,70 @@ func readMemory(pid int, addr uint64, n int) ([]byte, error) {
 	return b, nil
 }
 
-// signalForeground sends a signal to what runs in the foreground of a terminal.
-// It spares the shell unless that is all there is, and says whether it was.
-func signalForeground(p *pty, shell int, sig unix.Signal) (onlyShell bool, err error) {
-	pgid, err := p.foreground()
+// signalForeground sends a signal to what runs in the foreground of the
+// terminal. What the terminal's keys send, the shell gets too if it has the
+// foreground; it is spared all others unless it is all there is.
+func (l *line) signalForeground(sig unix.Signal) error {
+	group, targets, err := l.inForeground()
 	if err != nil {
-		return false, err
+		return err
 	}
-	if pgid <= 0 || pgid == shell {
-		return true, kill(shell, sig)
+	if group == l.Pid && (sig == unix.SIGINT || sig == unix.SIGQUIT) {
+		targets = []int{-group}
 	}
-	return false, kill(-pgid, sig)
+	if len(targets) == 0 {
+		return l.signal(sig)
+	}
+	return killAll(targets, sig)
+}
+
+// inForeground returns the foreground process group, and what a signal has to be
+// sent to that is for what runs in it. Without job control that is in the
+// shell's own group.
+func (l *line) inForeground() (group int, targets []int, _ error) {
+	group, err := l.pty.foreground()
+	if err != nil || group <= 0 {
+		return 0, nil, err
+	}
+	if group != l.Pid {
+		return group, []int{-group}, nil
+	}
+	pids, err := members(group)
+	for _, pid := range pids {
+		if pid != l.Pid && !inBackground(pid) {
+			targets = append(targets, pid)
+		}
+	}
+	return group, targets, err
+}
+
+func killAll(targets []int, sig unix.Signal) error {
+	var errs []error
+	for _, pid := range targets {
+		errs = append(errs, kill(pid, sig))
+	}
+	return errors.Join(errs...)
+}
+
+// inBackground says whether a process is as a shell without job control starts
+// one in the background: it ignores what the terminal's keys send, and does not
+// read from the terminal.
+func inBackground(pid int) bool {
+	if to, err := os.Readlink(fmt.Sprintf("/proc/%d/fd/0", pid)); err == nil && strings.HasPrefix(to, "/dev/pts/") {
+		return false
+	}
+	b, err := os.ReadFile(fmt.Sprintf("/proc/%d/status", pid))
+	if err != nil {
+		return true // gone
+	}
+	for line := range strings.Lines(string(b)) {
+		if rest, ok := strings.CutPrefix(line, "SigIgn:"); ok {
+			ignored, err := strconv.ParseUint(strings.TrimSpace(rest), 16, 64)
+			const keys = 1<<(unix.SIGINT-1) | 1<<(unix.SIGQUIT-1)
+			return err == nil && ignored&keys == keys
+		}
+	}
+	return false
 }
 
 func kill(pid int, sig unix.Signal) error {

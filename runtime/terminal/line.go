@@ -36,16 +36,26 @@ type listener interface {
 // line is one shell, from its start or its restore to its end.
 type line struct {
 	*Channel
-	pty *pty
-	to  listener
-	// writes counts the writes to the command pipe that are under way.
-	writes sync.WaitGroup
+	pty      *pty
+	to       listener
+	commands queue
 	// replaced says that the shell has become another program.
 	replaced atomic.Bool
 	// readers are the goroutines that read from the channels.
 	readers sync.WaitGroup
-	// ended is closed once the shell has ended.
-	ended chan struct{}
+	// ended is closed once the shell has ended, settled once the listener has
+	// been told.
+	ended, settled chan struct{}
+	// token is that of the report that counts. It is no part of the parser: who
+	// hands on a report holds reading, and waits for who wants to expect one.
+	token atomic.Pointer[string]
+
+	// typing holds one element while somebody types, or nobody may. column is
+	// how much of a line was typed then.
+	typing chan struct{}
+	column int
+	// held says that nobody may type.
+	held atomic.Bool
 
 	// reading is held from a read of the report pipe until what came is handed
 	// on.
@@ -58,7 +68,9 @@ type line struct {
 func newLine(ch *Channel, to listener) (*line, error) {
 	l := &line{
 		Channel: ch, to: to, parser: &shell.Parser{},
-		ended: make(chan struct{}),
+		commands: queue{file: ch.Commands},
+		ended:    make(chan struct{}), settled: make(chan struct{}),
+		typing: make(chan struct{}, 1),
 	}
 	var err error
 	l.pty, err = newPTY(ch.Master, func(p []byte) { to.printed(l, p) })
@@ -82,6 +94,7 @@ func (l *line) serve() {
 		if awaitExit(l.Exit) {
 			close(l.ended)
 			l.to.exited(l)
+			close(l.settled)
 		}
 	}()
 }
@@ -96,27 +109,12 @@ func (l *line) gone() bool {
 	}
 }
 
-// send gives text to the shell. It takes more than a pipe holds: the shell may
-// read it late.
-func (l *line) send(text shell.Text) {
-	l.writes.Go(func() {
-		for _, part := range text {
-			if _, err := l.Commands.Write(part); err != nil {
-				if !errors.Is(err, os.ErrClosed) && !errors.Is(err, unix.EPIPE) {
-					log.L.WithError(err).WithField("pid", l.Pid).Warn("give command to shell")
-				}
-				return
-			}
-		}
-	})
-}
+// send gives text to the shell.
+func (l *line) send(text shell.Text) { l.commands.send(text) }
 
-// expect makes the report with a token the one that counts.
-func (l *line) expect(token string) {
-	l.reading.Lock()
-	defer l.reading.Unlock()
-	l.parser.Expect(token)
-}
+// expect makes the report with a token the one that counts. It comes before the
+// text that asks for it.
+func (l *line) expect(token string) { l.token.Store(&token) }
 
 // readReports hands on what the shell reports, until it has closed the pipe.
 func (l *line) readReports() error {
@@ -159,19 +157,22 @@ func (l *line) readReportsNow(fd int) error {
 		case n == 0:
 			return errHungUp
 		default:
-			if err := l.feed(buf[:n]); err != nil {
-				return fmt.Errorf("read report of shell: %w", err)
-			}
+			l.feed(buf[:n])
 		}
 	}
 }
 
-// feed hands on a report when it is whole.
-func (l *line) feed(p []byte) error {
+// feed hands on a report when it is whole. What is no report is dropped: the
+// shell then waits for a command, is asked for another report, and ended if that
+// is no better.
+func (l *line) feed(p []byte) {
 	for len(p) > 0 {
+		if token := l.token.Load(); token != nil && *token != l.parser.Token() {
+			l.parser.Expect(*token)
+		}
 		n, state, err := l.parser.Feed(p)
 		if err != nil {
-			return err
+			log.L.WithError(err).WithField("pid", l.Pid).Warn("read report of shell")
 		}
 		p = p[n:]
 		switch {
@@ -183,7 +184,6 @@ func (l *line) feed(p []byte) error {
 			l.to.reported(l, l.parser.Token(), state)
 		}
 	}
-	return nil
 }
 
 // drain hands on all that the shell and its programs have written up to now.
@@ -228,11 +228,7 @@ func (l *line) begin(ctx context.Context, before shell.State) (*shell.State, err
 		return nil, err
 	}
 	l.expect(token)
-	state, err := l.ask(ctx, text)
-	if err != nil {
-		return nil, err
-	}
-	return state, l.pty.plain()
+	return l.ask(ctx, text)
 }
 
 // ask sends text and waits for the report that is expected.
@@ -273,7 +269,7 @@ func (l *line) probe(ctx context.Context) error {
 		return err
 	}
 	l.send(text)
-	l.writes.Wait()
+	<-l.commands.written()
 	return nil
 }
 
@@ -292,45 +288,83 @@ func setPackets(ch *Channel) error {
 	})
 }
 
-// typeIn types input. A program that reads by lines cannot get a longer one
-// than the kernel keeps.
-func (l *line) typeIn(ctx context.Context, p []byte) error {
-	if err := l.checkLines(p); err != nil {
-		return err
+// errHeld says that the session was held before all was typed.
+var errHeld = errors.New("session is held")
+
+// typeIn types input, and returns how much of it. A program that reads by lines
+// cannot get a longer one than the kernel keeps.
+func (l *line) typeIn(ctx context.Context, p []byte) (int, error) {
+	select {
+	case l.typing <- struct{}{}:
+	case <-ctx.Done():
+		return 0, fmt.Errorf("type input: %w", ctx.Err())
 	}
-	stop := context.AfterFunc(ctx, func() { _ = l.Master.SetWriteDeadline(time.Now()) })
-	defer func() {
-		if !stop() {
-			_ = l.Master.SetWriteDeadline(time.Time{})
-		}
-	}()
-	if _, err := l.Master.Write(p); err != nil {
-		if ctx.Err() != nil {
-			err = ctx.Err()
-		}
-		return fmt.Errorf("type input: %w", err)
+	defer func() { <-l.typing }()
+	if l.held.Load() {
+		return 0, errHeld
 	}
-	return nil
+	column, err := l.checkLines(p)
+	if err != nil {
+		return 0, err
+	}
+	stopped := make(chan struct{})
+	stop := context.AfterFunc(ctx, func() {
+		defer close(stopped)
+		_ = l.Master.SetWriteDeadline(time.Now())
+	})
+	n, err := l.Master.Write(p)
+	if !stop() {
+		<-stopped // or it would stop the next one
+		_ = l.Master.SetWriteDeadline(time.Time{})
+	}
+	switch {
+	case err == nil:
+		l.column = column
+		return n, nil
+	case ctx.Err() != nil:
+		err = ctx.Err()
+	case errors.Is(err, os.ErrDeadlineExceeded), errors.Is(err, os.ErrClosed):
+		err = errHeld
+	}
+	return n, fmt.Errorf("type input: %w", err)
 }
 
-func (l *line) checkLines(p []byte) error {
-	if len(p) <= maxLine {
-		return nil
+// holdTyping stops who types, and has all wait until the returned function is
+// called.
+func (l *line) holdTyping(ctx context.Context) (free func(), _ error) {
+	l.held.Store(true)
+	_ = l.Master.SetWriteDeadline(time.Unix(1, 0))
+	select {
+	case l.typing <- struct{}{}:
+		// For what is put back.
+		_ = l.Master.SetWriteDeadline(time.Time{})
+		return func() { l.held.Store(false); <-l.typing }, nil
+	case <-ctx.Done():
+		_ = l.Master.SetWriteDeadline(time.Time{})
+		l.held.Store(false)
+		return nil, ctx.Err()
 	}
-	return control(l.pty.slave, func(fd int) error {
+}
+
+// checkLines refuses a line that the kernel would cut, and returns how much of
+// the last one has been typed then.
+func (l *line) checkLines(p []byte) (column int, _ error) {
+	column = l.column
+	return column, control(l.pty.slave, func(fd int) error {
 		t, err := unix.IoctlGetTermios(fd, unix.TCGETS)
 		if err != nil {
 			return os.NewSyscallError("ioctl TCGETS", err)
 		}
 		if t.Lflag&unix.ICANON == 0 {
+			column = 0
 			return nil
 		}
-		n := 0
 		for _, c := range p {
-			if n++; c == '\n' || c == '\r' {
-				n = 0
+			// A character that controls ends the line, or may.
+			if column++; c < ' ' && c != '\t' {
+				column = 0
 			}
-			if n > maxLine {
+			if column > maxLine {
 				return fmt.Errorf("input has a line of more than %d bytes, and the program reads by lines: the kernel would cut it: %w",
 					maxLine, errdefs.ErrInvalidArgument)
 			}
@@ -349,13 +383,19 @@ func (l *line) signal(sig unix.Signal) error {
 }
 
 // hangUp ends the shell as a terminal that goes away does, and by force if it
-// does not mind.
-func (l *line) hangUp() error {
-	err := errors.Join(l.pty.close(), l.signal(unix.SIGHUP))
+// does not mind, like what runs in its foreground. Then keep is called, if there
+// is one, before the terminal goes.
+func (l *line) hangUp(keep func() error) error {
+	_, targets, _ := l.inForeground() // none are as good as those that are not known
+	err := errors.Join(l.signal(unix.SIGHUP), killAll(targets, unix.SIGHUP))
 	select {
 	case <-l.ended:
 	case <-time.After(hangUpGrace):
 		err = errors.Join(err, l.signal(unix.SIGKILL))
+	}
+	err = errors.Join(err, killAll(targets, unix.SIGKILL))
+	if keep != nil {
+		err = errors.Join(err, keep())
 	}
 	return errors.Join(err, l.close())
 }
@@ -363,13 +403,11 @@ func (l *line) hangUp() error {
 // close lets the channel go, without a word to the shell. It waits for the
 // goroutines that use it.
 func (l *line) close() error {
-	var errs []error
-	for _, f := range []*os.File{l.pty.master, l.pty.slave, l.Commands, l.Reports, l.Exit} {
-		if err := f.Close(); !errors.Is(err, os.ErrClosed) {
-			errs = append(errs, err)
-		}
+	err := l.Channel.close()
+	if serr := l.pty.slave.Close(); !errors.Is(serr, os.ErrClosed) {
+		err = errors.Join(err, serr)
 	}
-	l.writes.Wait()
+	<-l.commands.written()
 	l.readers.Wait()
-	return errors.Join(errs...)
+	return err
 }

@@ -36,6 +36,9 @@ func (s *Session) reported(l *line, token string, state *shell.State) {
 		log.L.WithError(err).WithField("session", s.name).Warn("read terminal")
 	}
 	cwd := directory(l.Pid)
+	if cwd == "" {
+		cwd = state.Dir // it has just ended
+	}
 	s.mu.Lock()
 	st := s.current
 	if s.line != l || st == nil || st.token != token {
@@ -62,7 +65,10 @@ func (s *Session) exited(l *line) {
 		log.L.WithError(err).WithField("session", s.name).Debug("read terminal of ended shell")
 	}
 	how := waited(l.Exit, l.Pid)
-	s.mu.Lock()
+	// While it is held a session keeps its line.
+	if err := s.waitFree(context.Background()); err != nil {
+		return
+	}
 	if s.line != l {
 		s.mu.Unlock()
 		return
@@ -70,6 +76,9 @@ func (s *Session) exited(l *line) {
 	st, cwd := s.current, s.cwd
 	s.line, s.current, s.lost = nil, nil, true
 	s.mu.Unlock()
+	if err := s.keep(l, func(p []byte) { s.printed(l, p) }); err != nil {
+		log.L.WithError(err).WithField("session", s.name).Warn("keep terminal of ended shell")
+	}
 	if err := l.close(); err != nil {
 		log.L.WithError(err).WithField("session", s.name).Debug("close terminal of ended shell")
 	}
@@ -87,26 +96,41 @@ func (s *Session) exited(l *line) {
 func (s *Session) watch(st *Step) {
 	timer := time.NewTimer(inputQuiet)
 	defer timer.Stop()
-	signals := 0
+	signals, next := 0, time.Time{} // next is when to send another
 	for {
 		select {
 		case <-st.ended:
 			return
 		case <-timer.C:
 		}
-		next := inputQuiet
-		if st.expired(signals) {
-			s.expire(st, signals)
-			if signals++; signals <= 2 {
-				next = signalGrace
-			} else {
-				next = killGrace
-			}
-		} else {
+		switch {
+		case !st.expired(signals):
 			s.look(st)
+		case signals > 0 && s.recall(st):
+			// What ran has ended, and its shell does not say so.
+		case !time.Now().Before(next) && s.expire(st, signals):
+			grace := signalGrace
+			if signals++; signals > 2 {
+				grace = killGrace
+			}
+			next = time.Now().Add(grace)
 		}
-		timer.Reset(st.until(next, signals))
+		timer.Reset(st.until(inputQuiet, signals))
 	}
+}
+
+// recall asks a shell for its report if it waits for a command although the step
+// has not ended, and says whether it does.
+func (s *Session) recall(st *Step) bool {
+	s.mu.Lock()
+	l := s.line
+	skip := s.current != st || l == nil || s.held
+	s.mu.Unlock()
+	if skip || !l.forgetful() {
+		return false
+	}
+	s.remind(l, st)
+	return true
 }
 
 // expired says whether a limit is reached. Once it was there is no way back.
@@ -129,39 +153,41 @@ func (s *Step) until(next time.Duration, signals int) time.Duration {
 	if signals > 0 {
 		return next
 	}
-	if s.spec.Timeout > 0 {
+	if s.spec.Timeout > 0 && time.Since(s.begun()) < s.spec.Timeout {
 		next = min(next, s.spec.Timeout-time.Since(s.begun()))
 	}
-	if s.spec.IdleTimeout > 0 {
+	if s.spec.IdleTimeout > 0 && s.quiet() < s.spec.IdleTimeout {
 		next = min(next, s.spec.IdleTimeout-s.quiet())
 	}
 	return max(next, time.Millisecond)
 }
 
-// expire ends what a step runs, harder with each signal that did not help.
-func (s *Session) expire(st *Step, signals int) {
+// expire ends what a step runs, harder with each signal that did not help. It
+// says whether it could.
+func (s *Session) expire(st *Step, signals int) bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if s.current != st || s.line == nil || s.held {
-		return
+		return false
 	}
 	st.change(func(st *Status) { st.TimedOut = true })
 	sig := [...]unix.Signal{unix.SIGINT, unix.SIGTERM, unix.SIGKILL}[min(signals, 2)]
 	var err error
 	if signals < signalsToGroup {
-		_, err = signalForeground(s.line.pty, s.line.Pid, sig)
+		err = s.line.signalForeground(sig)
 	} else {
 		err = s.line.signal(sig)
 	}
 	if err != nil {
 		log.L.WithError(err).WithField("session", s.name).Warn("end step at its limit")
 	}
+	return true
 }
 
 // look finds out why a step does nothing: whether it waits for input, and
 // whether its shell does not know of it any more.
 func (s *Session) look(st *Step) {
-	if st.quiet() < inputQuiet {
+	if st.still() < inputQuiet {
 		st.change(func(st *Status) { st.WaitingForInput = false })
 		return
 	}
@@ -172,11 +198,12 @@ func (s *Session) look(st *Step) {
 	if skip {
 		return
 	}
-	if l.forgetful() {
-		s.remind(l, st)
+	if s.recall(st) {
 		return
 	}
-	st.reminded = 0
+	if time.Since(st.remindedAt) > reminderLife {
+		st.reminded = 0 // the last one was answered, or not needed
+	}
 	waits, err := waitsForInput(l.pty)
 	if err != nil {
 		return // the terminal has just gone
@@ -184,17 +211,26 @@ func (s *Session) look(st *Step) {
 	if waits && l.replaced.Load() && s.adopt(l, st) {
 		return
 	}
+	if waits && st.still() < inputQuiet {
+		return // something has come since
+	}
 	st.change(func(st *Status) { st.WaitingForInput = waits })
 }
 
-// reminders is how often a shell is asked for a report that has not come.
-const reminders = 3
+const (
+	// reminders is how often a shell is asked for a report that has not come.
+	reminders = 3
+	// reminderLife is how long one counts: a shell may take its time for a
+	// report that cannot be used.
+	reminderLife = 5 * time.Second
+)
 
 // remind asks a shell that waits for its next command for the report of the
 // last one: interrupts in quick succession can take it back to its top level
 // twice. A shell that cannot answer ("set -n"; its builtins redefined beyond
 // help) is ended, and how the step has ended is then not known.
 func (s *Session) remind(l *line, st *Step) {
+	st.remindedAt = time.Now()
 	if st.reminded++; st.reminded > reminders {
 		log.L.WithField("session", s.name).WithField("step", st.id).Warn("shell does not report any more: end it")
 		st.change(func(st *Status) { st.mute = true })
@@ -215,8 +251,9 @@ func (s *Session) remind(l *line, st *Step) {
 }
 
 // adopt ends a step whose shell has become another interactive shell ("exec
-// zsh"), and has the next step run in one like it: with its directory and its
-// environment, which are what "exec" has handed over.
+// bash"), and has the next step run in one like it: with its directory and its
+// environment, which are what "exec" has handed over. For a shell that we cannot
+// drive ("exec zsh") it is one like the first.
 func (s *Session) adopt(l *line, st *Step) bool {
 	path, ok := interactiveShell(l.Pid)
 	if !ok {
@@ -228,15 +265,18 @@ func (s *Session) adopt(l *line, st *Step) bool {
 	}
 	cwd := directory(l.Pid)
 	s.mu.Lock()
-	if s.line != l || s.current != st {
+	if s.line != l || s.current != st || s.held {
 		s.mu.Unlock()
 		return false
 	}
-	s.want.Shell, s.want.Env = path, env
+	s.want.Env = env
+	if path != "" {
+		s.want.Shell = path
+	}
 	s.state, s.cwd = shell.State{}, cwd
 	s.line, s.current, s.lost = nil, nil, true
 	s.mu.Unlock()
-	if err := l.hangUp(); err != nil {
+	if err := l.hangUp(func() error { return s.keep(l, func(p []byte) { s.printed(l, p) }) }); err != nil {
 		log.L.WithError(err).WithField("session", s.name).Warn("end replaced shell")
 	}
 	st.end(func(st *Status) { st.ExitKnown, st.ShellExited, st.Cwd = true, true, cwd })
@@ -244,7 +284,7 @@ func (s *Session) adopt(l *line, st *Step) bool {
 }
 
 // interactiveShell says whether a process is a shell that reads commands from
-// its terminal, and which.
+// its terminal, and which; the path is empty if it is none that we can drive.
 func interactiveShell(pid int) (path string, ok bool) {
 	exe, err := os.Readlink(fmt.Sprintf("/proc/%d/exe", pid))
 	if err != nil {
@@ -263,10 +303,16 @@ func interactiveShell(pid int) (path string, ok bool) {
 		return "", false
 	}
 	plain := func(a string) bool { return strings.HasPrefix(a, "-") && !strings.HasPrefix(a, "-c") }
-	if !slices.ContainsFunc(args[1:], func(a string) bool { return !plain(a) }) {
-		return exe, true
+	if slices.ContainsFunc(args[1:], func(a string) bool { return !plain(a) }) {
+		return "", false
 	}
-	return "", false
+	switch {
+	case name == "zsh":
+		return "", true
+	case filepath.Base(exe) == "busybox":
+		return name, true // what it is depends on the name
+	}
+	return exe, true
 }
 
 func environment(pid int) ([]string, error) {
@@ -293,16 +339,29 @@ func (s *Session) hold(ctx context.Context) error {
 	if l == nil {
 		return nil
 	}
-	written := make(chan struct{})
-	go func() {
-		l.writes.Wait()
-		close(written)
-	}()
+	if err := s.holdLine(ctx, l); err != nil {
+		s.free()
+		return err
+	}
+	return nil
+}
+
+func (s *Session) holdLine(ctx context.Context, l *line) error {
+	free, err := l.holdTyping(ctx)
+	if err != nil {
+		return fmt.Errorf("somebody types in session %q: %w", s.name, err)
+	}
+	s.mu.Lock()
+	if s.held {
+		s.freeTyping = free
+	} else {
+		free() // the session was closed
+	}
+	s.mu.Unlock()
 	select {
-	case <-written:
+	case <-l.commands.written():
 		return nil
 	case <-ctx.Done():
-		s.free()
 		return fmt.Errorf("shell of session %q does not read its command: %w", s.name, ctx.Err())
 	}
 }

@@ -5,13 +5,12 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
-	"io"
 	"os"
 	"path/filepath"
-	"strconv"
+	"slices"
+	"strings"
 	"time"
 
-	"github.com/containerd/errdefs"
 	"golang.org/x/sys/unix"
 
 	"github.com/statefork/statefork/runtime/terminal/shell"
@@ -19,24 +18,32 @@ import (
 
 // Sessions in a checkpoint.
 //
-// CRIU dumps the shells like all other processes. Their terminals are of the
-// container's devpts: CRIU makes them again with their settings, and hands out
-// the masters. Their pipes lead to us: a restore is given other ends. What CRIU
-// does not keep is saved beside its images:
+// CRIU dumps the shells like all other processes. Their terminals and pipes are
+// ours: a restore is given the same ones again, or others. What CRIU does not
+// keep is saved beside its images:
 //
+//	the terminal's settings and size
 //	what was typed and is not read yet
 //	what is in the command pipe, and the part of a report that has been read
 //	where the running step is, and its output so far
 //
-// A checkpoint in place goes on with the same pipes and the same steps. A
+// A checkpoint in place goes on with the same terminals, pipes and steps. A
 // restore to a node, and a fork, make everything anew from what was saved.
 
 // savedFile lies with the process images.
 const savedFile = "sessions.json"
 
 type saved struct {
-	Services uint64         `json:"services"`
-	Sessions []savedSession `json:"sessions"`
+	Services uint64          `json:"services"`
+	Sessions []savedSession  `json:"sessions"`
+	Left     []savedTerminal `json:"left,omitempty"`
+}
+
+type savedTerminal struct {
+	Key   string       `json:"key"`
+	Mode  unix.Termios `json:"mode"`
+	Size  Size         `json:"size"`
+	Owner int          `json:"owner"` // a user id
 }
 
 type savedSession struct {
@@ -55,10 +62,11 @@ type savedLine struct {
 	Path     string        `json:"path"`
 	Dialect  shell.Dialect `json:"dialect"`
 	Inner    int           `json:"pid"`
-	Terminal int           `json:"terminal"` // its index
-	Commands string        `json:"commands"` // "pipe:[inode]"
-	Reports  string        `json:"reports"`
-	Replaced bool          `json:"replaced,omitempty"`
+	Terminal savedTerminal `json:"terminal"`
+	// The keys of the pipes.
+	Commands string `json:"commands"`
+	Reports  string `json:"reports"`
+	Replaced bool   `json:"replaced,omitempty"`
 	// Unread holds the command pipe, a write each; Partial the beginning of a
 	// report; Typed the terminal's input.
 	Unread  [][]byte `json:"unread,omitempty"`
@@ -76,10 +84,23 @@ type savedStep struct {
 	Output   int64         `json:"output"`
 }
 
-// Pipe is a container's end of a pipe that leads to a shell.
-type Pipe struct {
-	Key  string // "pipe:[inode]", as the images call it
+// End is the container's end of what leads to a shell: a terminal or a pipe.
+type End struct {
+	// Key is what the images call it: "tty[rdev:dev]", which a dump has to be
+	// told of as external, or "pipe:[inode]".
+	Key  string
 	File *os.File
+}
+
+// Terminals returns those keys that a dump has to be told of.
+func Terminals(ends []End) []string {
+	var keys []string
+	for _, e := range ends {
+		if strings.HasPrefix(e.Key, "tty") {
+			keys = append(keys, e.Key)
+		}
+	}
+	return keys
 }
 
 // Held are the sessions of a container that is being checkpointed or restored:
@@ -87,15 +108,14 @@ type Pipe struct {
 type Held struct {
 	set      *Set
 	sessions []*Session
-	pipes    []Pipe
-	// typed is what Save has taken from the terminals.
-	typed map[*line][]byte
+	left     []*pty
+	ends     []End // of each line three: terminal, commands, reports; then of left
 }
 
 // Hold holds all sessions, and waits until each shell has read what it was
 // given. Free must be called.
 func (t *Set) Hold(ctx context.Context) (*Held, error) {
-	h := &Held{set: t, typed: map[*line][]byte{}}
+	h := &Held{set: t}
 	for _, s := range t.List() {
 		if err := s.hold(ctx); err != nil {
 			h.Free()
@@ -103,15 +123,20 @@ func (t *Set) Hold(ctx context.Context) (*Held, error) {
 		}
 		h.sessions = append(h.sessions, s)
 	}
+	var err error
+	if h.left, err = t.leftInUse(); err != nil {
+		h.Free()
+		return nil, err
+	}
 	return h, nil
 }
 
 // Free lets the sessions go on.
 func (h *Held) Free() {
-	for _, p := range h.pipes {
-		p.File.Close()
+	for _, e := range h.ends {
+		e.File.Close()
 	}
-	h.pipes = nil
+	h.ends = nil
 	for _, s := range h.sessions {
 		s.free()
 	}
@@ -122,43 +147,75 @@ func (h *Held) Free() {
 func (h *Held) lines() []*line {
 	var all []*line
 	for _, s := range h.sessions {
-		if s.line != nil {
-			all = append(all, s.line)
+		if l := s.present(); l != nil {
+			all = append(all, l)
 		}
 	}
 	return all
 }
 
-// Pipes returns the container's ends of the pipes of the running shells. They
-// are open until Free: a restore in place goes on with them.
-func (h *Held) Pipes() ([]Pipe, error) {
-	if h.pipes != nil {
-		return h.pipes, nil
+// present returns the session's shell, which stays the same while it is held.
+func (s *Session) present() *line {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.line
+}
+
+// Ends returns the container's ends of what leads to the running shells. They
+// are open until Free: a checkpoint in place goes on with them.
+func (h *Held) Ends() ([]End, error) {
+	if h.ends != nil {
+		return h.ends, nil
 	}
 	for _, l := range h.lines() {
+		slave, err := peer(l.Master, 0)
+		if err != nil {
+			return nil, err
+		}
+		h.ends = append(h.ends, End{File: slave})
+		if h.ends[len(h.ends)-1].Key, err = terminalKey(slave); err != nil {
+			return nil, err
+		}
 		for _, end := range []struct {
 			ours  *os.File
 			flags int
 		}{{l.Commands, os.O_RDONLY}, {l.Reports, os.O_WRONLY}} {
-			p, err := otherEnd(end.ours, end.flags)
+			e, err := otherEnd(end.ours, end.flags)
 			if err != nil {
 				return nil, err
 			}
-			h.pipes = append(h.pipes, p)
+			h.ends = append(h.ends, e)
 		}
 	}
-	return h.pipes, nil
+	for _, p := range h.left {
+		slave, err := peer(p.master, 0)
+		if err != nil {
+			return nil, err
+		}
+		h.ends = append(h.ends, End{File: slave})
+		if h.ends[len(h.ends)-1].Key, err = terminalKey(slave); err != nil {
+			return nil, err
+		}
+	}
+	return h.ends, nil
 }
 
 // otherEnd opens the other end of a pipe.
-func otherEnd(ours *os.File, flags int) (Pipe, error) {
-	var p Pipe
+func otherEnd(ours *os.File, flags int) (End, error) {
+	var p End
 	err := control(ours, func(fd int) (err error) {
 		if p.Key, err = pipeKey(fd); err != nil {
 			return err
 		}
-		p.File, err = os.OpenFile(fmt.Sprintf("/proc/self/fd/%d", fd), flags|unix.O_CLOEXEC, 0)
-		return err
+		// Not by os.OpenFile, which makes it one that does not block: a shell
+		// would lose what it writes to a full pipe.
+		path := fmt.Sprintf("/proc/self/fd/%d", fd)
+		n, err := unix.Open(path, flags|unix.O_CLOEXEC, 0)
+		if err != nil {
+			return &os.PathError{Op: "open", Path: path, Err: err}
+		}
+		p.File = os.NewFile(uintptr(n), path)
+		return nil
 	})
 	if err != nil {
 		return p, fmt.Errorf("open the other end of a pipe: %w", err)
@@ -175,8 +232,7 @@ func pipeKey(fd int) (string, error) {
 }
 
 // Save writes the sessions of a frozen container into the directory of its
-// process images. It takes out what was typed; PutBack gives that back if the
-// container runs on after all.
+// process images.
 func (h *Held) Save(dir string) error {
 	var all saved
 	h.set.mu.Lock()
@@ -185,24 +241,32 @@ func (h *Held) Save(dir string) error {
 	for _, s := range h.sessions {
 		one, err := h.save(s, dir)
 		if err != nil {
-			return errors.Join(fmt.Errorf("save session %q: %w", s.name, err), h.PutBack())
+			return fmt.Errorf("save session %q: %w", s.name, err)
 		}
 		all.Sessions = append(all.Sessions, one)
+	}
+	for _, p := range h.left {
+		one, err := saveTerminal(p)
+		if err != nil {
+			return fmt.Errorf("save terminal: %w", err)
+		}
+		all.Left = append(all.Left, one)
 	}
 	b, err := json.Marshal(all)
 	if err == nil {
 		err = os.WriteFile(filepath.Join(dir, savedFile), b, 0o600)
 	}
 	if err != nil {
-		return errors.Join(fmt.Errorf("save sessions: %w", err), h.PutBack())
+		return fmt.Errorf("save sessions: %w", err)
 	}
 	return nil
 }
 
 func (h *Held) save(s *Session, dir string) (savedSession, error) {
-	if s.line != nil {
-		// What has been printed and reported belongs to the time before.
-		if err := s.line.drain(); err != nil {
+	if l := s.present(); l != nil {
+		// What has been printed and reported belongs to the time before, and so
+		// does the echo of what was typed.
+		if err := errors.Join(l.pty.settle(), l.drain()); err != nil {
 			return savedSession{}, err
 		}
 	}
@@ -230,27 +294,42 @@ func (h *Held) save(s *Session, dir string) (savedSession, error) {
 
 func (h *Held) saveLine(l *line) (*savedLine, error) {
 	out := &savedLine{Path: l.Path, Dialect: l.Dialect, Inner: l.Inner, Replaced: l.replaced.Load(), Partial: l.partial()}
-	var err error
-	if out.Terminal, err = l.pty.index(); err != nil {
-		return nil, err
-	}
-	pipes, err := h.Pipes()
+	ends, err := h.Ends()
 	if err != nil {
 		return nil, err
 	}
-	for i, other := range h.lines() {
-		if other == l {
-			out.Commands, out.Reports = pipes[2*i].Key, pipes[2*i+1].Key
-			if out.Unread, err = peekPipe(pipes[2*i].File); err != nil {
-				return nil, err
-			}
-		}
+	i := 3 * slices.Index(h.lines(), l)
+	out.Commands, out.Reports = ends[i+1].Key, ends[i+2].Key
+	if out.Unread, err = peekPipe(ends[i+1].File); err != nil {
+		return nil, err
 	}
+	if out.Terminal, err = saveTerminal(l.pty); err != nil {
+		return nil, err
+	}
+	// There is no other way to see what was typed than to take it.
 	if out.Typed, err = l.pty.takeInput(); err != nil {
 		return nil, err
 	}
-	h.typed[l] = out.Typed
-	return out, nil
+	return out, l.pty.putInput(out.Typed)
+}
+
+func saveTerminal(p *pty) (out savedTerminal, err error) {
+	if out.Key, err = terminalKey(p.slave); err != nil {
+		return out, err
+	}
+	mode, err := p.mode()
+	if err != nil {
+		return out, err
+	}
+	out.Mode = *mode
+	var st unix.Stat_t
+	err = control(p.slave, func(fd int) error { return os.NewSyscallError("fstat", unix.Fstat(fd, &st)) })
+	if err != nil {
+		return out, err
+	}
+	out.Owner = int(st.Uid)
+	out.Size, err = p.size()
+	return out, err
 }
 
 func spoolFile(dir, session string) string { return filepath.Join(dir, "session-"+session+".out") }
@@ -284,7 +363,10 @@ func peekPipe(r *os.File) ([][]byte, error) {
 	if err != nil {
 		return nil, fmt.Errorf("size pipe: %w", err)
 	}
-	n, err := unix.Tee(int(r.Fd()), int(pw.Fd()), size, unix.SPLICE_F_NONBLOCK)
+	var n int64
+	for err = unix.EINTR; errors.Is(err, unix.EINTR); {
+		n, err = unix.Tee(int(r.Fd()), int(pw.Fd()), size, unix.SPLICE_F_NONBLOCK)
+	}
 	if errors.Is(err, unix.EAGAIN) {
 		return nil, nil
 	}
@@ -295,6 +377,9 @@ func peekPipe(r *os.File) ([][]byte, error) {
 	buf := make([]byte, size)
 	for left := int(n); left > 0; {
 		m, err := unix.Read(int(pr.Fd()), buf)
+		if errors.Is(err, unix.EINTR) {
+			continue
+		}
 		if err != nil {
 			return nil, os.NewSyscallError("read", err)
 		}
@@ -304,66 +389,54 @@ func peekPipe(r *os.File) ([][]byte, error) {
 	return all, nil
 }
 
-// PutBack gives the terminals what Save has taken from them.
-func (h *Held) PutBack() error {
-	var errs []error
-	for l, typed := range h.typed {
-		errs = append(errs, l.pty.putInput(typed))
-	}
-	h.typed = nil
-	return errors.Join(errs...)
-}
-
 // Resume goes on with the sessions after a checkpoint in place: each shell is
-// another process of the host on another terminal. masters are the terminals'
-// by index; those that are used are taken out. find finds a process of the
-// container.
-func (h *Held) Resume(masters map[int]*os.File, find func(inner int) (pid int, err error)) error {
+// another process of the host. find finds a process of the container.
+func (h *Held) Resume(find func(inner int) (pid int, err error)) error {
 	var errs []error
 	for _, s := range h.sessions {
-		old := s.line
+		old := s.present()
 		if old == nil {
 			continue
 		}
-		typed := h.typed[old]
-		if err := s.resume(old, masters, find, typed); err != nil {
+		if err := s.resume(old, find); err != nil {
 			errs = append(errs, fmt.Errorf("go on with session %q: %w", s.name, err))
 		}
 	}
 	return errors.Join(errs...)
 }
 
-func (s *Session) resume(old *line, masters map[int]*os.File, find func(int) (int, error), typed []byte) error {
-	index, err := old.pty.index()
-	if err != nil {
-		return err
-	}
+func (s *Session) resume(old *line, find func(int) (int, error)) error {
 	ch := &Channel{Path: old.Path, Dialect: old.Dialect, Inner: old.Inner}
-	if ch.Commands, err = duplicate(old.Commands); err == nil {
-		ch.Reports, err = duplicate(old.Reports)
+	for _, f := range []struct {
+		to   **os.File
+		from *os.File
+	}{{&ch.Master, old.Master}, {&ch.Commands, old.Commands}, {&ch.Reports, old.Reports}} {
+		var err error
+		if *f.to, err = duplicate(f.from); err != nil {
+			return errors.Join(err, ch.close())
+		}
 	}
-	if err != nil {
-		return err
-	}
-	master := masters[index]
-	delete(masters, index)
-	l, err := s.reach(ch, master, find)
+	l, err := s.reach(ch, find)
 	if err != nil {
 		return err
 	}
 	l.replaced.Store(old.replaced.Load())
-	if err := old.close(); err != nil {
-		return err
-	}
-	l.parser = old.parser // it may have the beginning of a report
-	return s.goOn(l, typed)
+	err = old.close()
+	// It may have the beginning of a report.
+	l.parser = old.parser
+	l.token.Store(old.token.Load())
+	l.column = old.column
+	s.goOn(l)
+	return err
 }
 
-// reach completes a channel to a restored shell.
-func (s *Session) reach(ch *Channel, master *os.File, find func(int) (int, error)) (*line, error) {
-	if master == nil {
-		return nil, fmt.Errorf("its terminal was not restored: %w", errdefs.ErrDataLoss)
-	}
+// reach completes a channel to a restored shell. On an error it closes it.
+func (s *Session) reach(ch *Channel, find func(int) (int, error)) (_ *line, retErr error) {
+	defer func() {
+		if retErr != nil {
+			retErr = errors.Join(retErr, ch.close())
+		}
+	}()
 	pid, err := find(ch.Inner)
 	if err != nil {
 		return nil, err
@@ -373,31 +446,15 @@ func (s *Session) reach(ch *Channel, master *os.File, find func(int) (int, error
 		return nil, os.NewSyscallError("pidfd_open", err)
 	}
 	ch.Pid, ch.Exit = pid, os.NewFile(uintptr(fd), "pidfd")
-	if ch.Master, err = waitable(master); err != nil {
-		return nil, err
-	}
 	return newLine(ch, s)
 }
 
-// waitable makes reads of a file wait in the runtime instead of the kernel, so
-// that closing it ends them. It consumes f.
-func waitable(f *os.File) (*os.File, error) {
-	defer f.Close()
-	err := control(f, func(fd int) error { return os.NewSyscallError("fcntl", unix.SetNonblock(fd, true)) })
-	if err != nil {
-		return nil, err
-	}
-	return duplicate(f)
-}
-
 // goOn makes a restored line the session's.
-func (s *Session) goOn(l *line, typed []byte) error {
-	err := l.pty.putInput(typed)
+func (s *Session) goOn(l *line) {
 	s.mu.Lock()
 	s.line = l
 	s.mu.Unlock()
 	l.serve()
-	return err
 }
 
 // duplicate makes another file of an open one. Closing the first ends the reads
@@ -412,180 +469,4 @@ func duplicate(f *os.File) (dup *os.File, err error) {
 		return nil
 	})
 	return dup, err
-}
-
-// Revival are the sessions of a node that is about to be restored.
-type Revival struct {
-	set   *Set
-	dir   string
-	saved saved
-	// channels have the new pipes by the session's name.
-	channels map[string]*Channel
-	pipes    []Pipe
-}
-
-// Revive reads the sessions of the process images in dir and makes their pipes.
-// One of Resume and Close must be called.
-func (t *Set) Revive(dir string) (_ *Revival, retErr error) {
-	r := &Revival{set: t, dir: dir, channels: map[string]*Channel{}}
-	b, err := os.ReadFile(filepath.Join(dir, savedFile))
-	if errors.Is(err, os.ErrNotExist) {
-		return r, nil
-	}
-	if err == nil {
-		err = json.Unmarshal(b, &r.saved)
-	}
-	if err != nil {
-		return nil, fmt.Errorf("read sessions of process images: %w", err)
-	}
-	defer func() {
-		if retErr != nil {
-			r.Close()
-		}
-	}()
-	for _, s := range r.saved.Sessions {
-		if s.Line == nil {
-			continue
-		}
-		if err := r.makePipes(s); err != nil {
-			return nil, fmt.Errorf("make pipes of session %q: %w", s.Name, err)
-		}
-	}
-	return r, nil
-}
-
-// makePipes makes a session's pipes and puts back what was in them.
-func (r *Revival) makePipes(s savedSession) error {
-	commands, commandsW, err := NewPipe(Writing)
-	if err != nil {
-		return err
-	}
-	reports, reportsW, err := NewPipe(Reading)
-	if err != nil {
-		return errors.Join(err, commands.Close(), commandsW.Close())
-	}
-	ch := &Channel{Path: s.Line.Path, Dialect: s.Line.Dialect, Inner: s.Line.Inner, Commands: commandsW, Reports: reports}
-	r.channels[s.Name] = ch
-	r.pipes = append(r.pipes, Pipe{Key: s.Line.Commands, File: commands}, Pipe{Key: s.Line.Reports, File: reportsW})
-	if err := setPackets(ch); err != nil {
-		return err
-	}
-	for _, p := range s.Line.Unread {
-		if _, err := ch.Commands.Write(p); err != nil {
-			return err
-		}
-	}
-	return nil
-}
-
-// Pipes returns the container's ends of the pipes.
-func (r *Revival) Pipes() []Pipe { return r.pipes }
-
-// Close gives the revival up.
-func (r *Revival) Close() {
-	for _, p := range r.pipes {
-		p.File.Close()
-	}
-	for _, ch := range r.channels {
-		ch.Commands.Close()
-		ch.Reports.Close()
-	}
-	r.pipes, r.channels = nil, nil
-}
-
-// Rollback makes the node's sessions those of a container that was restored in
-// place. The sessions that there were before are gone, and who waits for their
-// steps is told so: a new generation begins.
-func (r *Revival) Rollback(masters map[int]*os.File, find func(inner int) (pid int, err error)) error {
-	t := r.set
-	t.mu.Lock()
-	before := t.sessions
-	t.sessions = map[string]*Session{}
-	t.generation++
-	t.mu.Unlock()
-	var errs []error
-	for _, s := range before {
-		errs = append(errs, s.abandon())
-	}
-	return errors.Join(append(errs, r.Resume(masters, find))...)
-}
-
-// Resume makes the node's sessions those of a container that has just begun.
-func (r *Revival) Resume(masters map[int]*os.File, find func(inner int) (pid int, err error)) error {
-	defer func() {
-		for _, p := range r.pipes {
-			p.File.Close()
-		}
-		r.pipes = nil
-	}()
-	r.set.mu.Lock()
-	r.set.services = r.saved.Services
-	r.set.mu.Unlock()
-	var errs []error
-	for _, sv := range r.saved.Sessions {
-		if err := r.resume(sv, masters, find); err != nil {
-			errs = append(errs, fmt.Errorf("bring back session %q: %w", sv.Name, err))
-		}
-	}
-	return errors.Join(errs...)
-}
-
-func (r *Revival) resume(sv savedSession, masters map[int]*os.File, find func(int) (int, error)) error {
-	t := r.set
-	t.mu.Lock()
-	s, err := t.makeLocked(sv.Name, sv.Want)
-	t.mu.Unlock()
-	if err != nil {
-		return err
-	}
-	s.state, s.cwd, s.last, s.lost, s.service = sv.State, sv.Cwd, sv.Last, sv.Lost, sv.Service
-	if sv.Step != nil {
-		if err := s.reviveStep(sv.Step, spoolFile(r.dir, sv.Name)); err != nil {
-			return err
-		}
-	}
-	if sv.Line == nil {
-		return nil
-	}
-	master := masters[sv.Line.Terminal]
-	delete(masters, sv.Line.Terminal)
-	ch := r.channels[sv.Name]
-	delete(r.channels, sv.Name)
-	l, err := s.reach(ch, master, find)
-	if err != nil {
-		return err
-	}
-	l.replaced.Store(sv.Line.Replaced)
-	if s.current != nil {
-		l.parser.Expect(s.current.token)
-	}
-	if err := l.feed(sv.Line.Partial); err != nil {
-		return err
-	}
-	if err := s.goOn(l, sv.Line.Typed); err != nil {
-		return err
-	}
-	if s.current != nil {
-		go s.watch(s.current)
-	}
-	return nil
-}
-
-func (s *Session) reviveStep(sv *savedStep, file string) error {
-	f, err := os.Open(file)
-	if err != nil {
-		return err
-	}
-	defer f.Close()
-	out, err := continueSpool(filepath.Join(s.dir, strconv.FormatUint(s.last, 10)), sv.Spec.OutputLimit, sv.Output, io.Reader(f))
-	if err != nil {
-		return err
-	}
-	now := time.Now()
-	st := newStep(s.name, s.last, s.generation, sv.Spec, out, now.Add(-sv.Elapsed))
-	st.token, st.printed = sv.Token, now.Add(-sv.Quiet)
-	st.status.TimedOut, st.status.NewShell = sv.TimedOut, sv.NewShell
-	s.steps = append(s.steps, st)
-	s.current = st
-	return nil
 }

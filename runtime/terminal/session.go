@@ -29,6 +29,8 @@ type Session struct {
 	name string
 	dir  string // holds the spools
 	host Host
+	// keep keeps the terminal of a shell that has ended for who still has it.
+	keep func(l *line, sink func([]byte)) error
 	// service is the command of a background service.
 	service []byte
 	// screen is all that came from the terminal, in steps and between them.
@@ -53,7 +55,9 @@ type Session struct {
 	// held says that nothing may be written: the container is being dumped.
 	held    bool
 	release chan struct{}
-	closed  bool
+	// freeTyping ends what hold has done to who types.
+	freeTyping func()
+	closed     bool
 }
 
 // Info describes a session.
@@ -103,25 +107,16 @@ func (s *Session) Info() Info {
 // Start begins a step. It starts a shell if there is none. It fails with
 // ErrFailedPrecondition while another step runs.
 func (s *Session) Start(ctx context.Context, spec StepSpec) (*Step, error) {
-	fresh, err := s.ensure(ctx)
+	l, err := s.lockReady(ctx)
 	if err != nil {
 		return nil, err
 	}
-	if err := s.waitFree(ctx); err != nil {
-		return nil, err
-	}
 	defer s.mu.Unlock()
-	if err := s.idleLocked(); err != nil {
-		return nil, err
-	}
-	if s.line == nil {
-		return nil, fmt.Errorf("shell of session %q has just ended: try again: %w", s.name, errdefs.ErrUnavailable)
-	}
 	token, err := shell.NewToken()
 	if err != nil {
 		return nil, err
 	}
-	text, err := s.line.Dialect.Step(string(spec.Command), token, &s.state)
+	text, err := l.Dialect.Step(string(spec.Command), token, &s.state)
 	if err != nil {
 		return nil, err
 	}
@@ -131,14 +126,39 @@ func (s *Session) Start(ctx context.Context, spec StepSpec) (*Step, error) {
 		return nil, err
 	}
 	st := newStep(s.name, id, s.generation, spec, out, time.Now())
-	st.token, st.status.NewShell = token, fresh
+	st.token, st.status.NewShell = token, s.lost
 	s.last, s.lost = id, false
 	s.keepLocked(st)
 	s.current = st
-	s.line.expect(st.token)
-	s.line.send(text)
+	l.expect(st.token)
+	l.send(text)
 	go s.watch(st)
 	return st, nil
+}
+
+// attempts is how many shells are started for one step that end at once.
+const attempts = 3
+
+// lockReady returns a living shell that can be given a step. On success mu is
+// the caller's.
+func (s *Session) lockReady(ctx context.Context) (*line, error) {
+	for range attempts {
+		if err := s.ensure(ctx); err != nil {
+			return nil, err
+		}
+		if err := s.waitFree(ctx); err != nil {
+			return nil, err
+		}
+		if err := s.idleLocked(); err != nil {
+			s.mu.Unlock()
+			return nil, err
+		}
+		if l := s.line; l != nil && !l.gone() {
+			return l, nil
+		}
+		s.mu.Unlock()
+	}
+	return nil, fmt.Errorf("shell of session %q has just ended: try again: %w", s.name, errdefs.ErrUnavailable)
 }
 
 // waitFree takes mu at a moment when the session is not held.
@@ -197,15 +217,24 @@ func (s *Session) Step(id uint64) (*Step, error) {
 
 // Send types input.
 func (s *Session) Send(ctx context.Context, p []byte) error {
-	if err := s.waitFree(ctx); err != nil {
+	for {
+		if err := s.waitFree(ctx); err != nil {
+			return err
+		}
+		l, st := s.line, s.current
+		s.mu.Unlock()
+		if l == nil {
+			return fmt.Errorf("session %q has no shell: %w", s.name, errdefs.ErrFailedPrecondition)
+		}
+		n, err := l.typeIn(ctx, p)
+		if p = p[n:]; errors.Is(err, errHeld) {
+			continue // the rest goes to the same shell, or to none
+		}
+		if st != nil && err == nil {
+			st.typed()
+		}
 		return err
 	}
-	l := s.line
-	s.mu.Unlock()
-	if l == nil {
-		return fmt.Errorf("session %q has no shell: %w", s.name, errdefs.ErrFailedPrecondition)
-	}
-	return l.typeIn(ctx, p)
 }
 
 // Signal sends a signal to what runs in the foreground, as the terminal's keys
@@ -218,8 +247,7 @@ func (s *Session) Signal(ctx context.Context, sig unix.Signal) error {
 	if s.line == nil {
 		return fmt.Errorf("session %q has no shell: %w", s.name, errdefs.ErrFailedPrecondition)
 	}
-	_, err := signalForeground(s.line.pty, s.line.Pid, sig)
-	return err
+	return s.line.signalForeground(sig)
 }
 
 // Resize sets the size of the terminal's window.
@@ -251,62 +279,79 @@ func (s *Session) printed(l *line, p []byte) {
 }
 
 // Open starts the shell if there is none.
-func (s *Session) Open(ctx context.Context) error {
-	_, err := s.ensure(ctx)
-	return err
-}
+func (s *Session) Open(ctx context.Context) error { return s.ensure(ctx) }
 
-// ensure starts a shell if there is none, and says whether it is another one
-// than the last step's.
-func (s *Session) ensure(ctx context.Context) (another bool, _ error) {
-	if there, err := s.hasShell(); there || err != nil {
-		return false, err
+// ensure starts a shell if there is none.
+func (s *Session) ensure(ctx context.Context) error {
+	if there, err := s.hasShell(ctx); there || err != nil {
+		return err
 	}
 	release, err := s.host.Acquire(ctx)
 	if err != nil {
-		return false, err
+		return err
 	}
 	defer release()
-	if there, err := s.hasShell(); there || err != nil {
-		return false, err // somebody else was quicker
+	if there, err := s.hasShell(ctx); there || err != nil {
+		return err // somebody else was quicker
 	}
 	s.mu.Lock()
-	want, state, lost := s.want, s.state, s.lost
+	want, state := s.want, s.state
 	if s.cwd != "" {
 		want.Cwd = s.cwd
 	}
 	s.mu.Unlock()
 	ch, err := s.host.StartShell(ctx, want)
 	if err != nil {
-		return false, err
+		return err
 	}
 	l, err := newLine(ch, s)
 	if err != nil {
-		return false, errors.Join(err, ch.Master.Close(), ch.Commands.Close(), ch.Reports.Close(), ch.Exit.Close())
+		return errors.Join(err, ch.close())
 	}
 	l.serve()
 	first, err := l.begin(ctx, state)
 	if err != nil {
-		return false, errors.Join(fmt.Errorf("start shell %q: %w", ch.Path, err), l.hangUp())
+		return errors.Join(fmt.Errorf("start shell %q: %w", ch.Path, err), l.hangUp(nil))
+	}
+	// What it has printed, like a banner, belongs to no step.
+	if err := l.pty.drain(); err != nil {
+		log.G(ctx).WithError(err).WithField("session", s.name).Warn("read terminal of new shell")
 	}
 	s.mu.Lock()
-	defer s.mu.Unlock()
-	s.line, s.state = l, *first
-	if s.closed {
-		s.line = nil
-		go l.hangUp() //nolint:errcheck // nobody is left to tell
-		return false, fmt.Errorf("session %q is closed: %w", s.name, errdefs.ErrNotFound)
+	if !s.closed {
+		s.line, s.state = l, *first
+		s.mu.Unlock()
+		if l.gone() {
+			// Its end may have been told before it was the session's.
+			s.exited(l)
+		}
+		return nil
 	}
-	return lost, nil
+	s.mu.Unlock()
+	return errors.Join(fmt.Errorf("session %q is closed: %w", s.name, errdefs.ErrNotFound), l.hangUp(nil))
 }
 
-func (s *Session) hasShell() (bool, error) {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	if s.closed {
-		return false, fmt.Errorf("session %q is closed: %w", s.name, errdefs.ErrNotFound)
+// hasShell says whether there is a living shell. It waits until everything is
+// done about one that has ended.
+func (s *Session) hasShell(ctx context.Context) (bool, error) {
+	for {
+		s.mu.Lock()
+		l, closed := s.line, s.closed
+		s.mu.Unlock()
+		switch {
+		case closed:
+			return false, fmt.Errorf("session %q is closed: %w", s.name, errdefs.ErrNotFound)
+		case l == nil:
+			return false, nil
+		case !l.gone():
+			return true, nil
+		}
+		select {
+		case <-l.settled:
+		case <-ctx.Done():
+			return false, ctx.Err()
+		}
 	}
-	return s.line != nil && !s.line.gone(), nil
 }
 
 // close ends the shell and whatever runs on its terminal.
@@ -330,13 +375,18 @@ func (s *Session) end(last func(*Status)) error {
 	s.mu.Unlock()
 	var errs []error
 	if l != nil {
-		errs = append(errs, l.hangUp())
+		errs = append(errs, l.hangUp(func() error { return s.keep(l, func([]byte) {}) }))
 	}
 	if st != nil {
 		st.end(last)
 	}
-	for _, st := range steps {
-		errs = append(errs, st.out.remove())
+	for _, kept := range steps {
+		if kept == st {
+			// Who waits for it still reads what it has printed.
+			errs = append(errs, kept.out.unlink())
+		} else {
+			errs = append(errs, kept.out.remove())
+		}
 	}
 	s.screen.end()
 	errs = append(errs, s.screen.remove(), os.RemoveAll(s.dir))
@@ -345,5 +395,9 @@ func (s *Session) end(last func(*Status)) error {
 
 func (s *Session) freeLocked() {
 	s.held = false
+	if s.freeTyping != nil {
+		s.freeTyping()
+		s.freeTyping = nil
+	}
 	close(s.release)
 }

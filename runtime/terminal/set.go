@@ -34,7 +34,9 @@ type Set struct {
 	// generation counts the restores to a node.
 	generation uint64
 	services   uint64 // the number of the newest service
-	closed     bool
+	// left are terminals without a shell.
+	left   []*leftTerminal
+	closed bool
 }
 
 // NewSet returns a set without sessions, which keeps its files in dir.
@@ -104,6 +106,7 @@ func (t *Set) makeLocked(name string, l Launch) (*Session, error) {
 	if err != nil {
 		return nil, err
 	}
+	s.keep = t.keepTerminal
 	t.sessions[name] = s
 	return s, nil
 }
@@ -134,9 +137,11 @@ func (t *Set) StartService(ctx context.Context, from string, spec StepSpec) (*Se
 		return nil, nil, err
 	}
 	parent.mu.Lock()
-	s.want, s.state, s.cwd = parent.want, parent.state, parent.cwd
+	want, state, cwd := parent.want, parent.state, parent.cwd
 	parent.mu.Unlock()
-	s.service = spec.Command
+	s.mu.Lock()
+	s.want, s.state, s.cwd, s.service = want, state, cwd, spec.Command
+	s.mu.Unlock()
 	st, err := s.Start(ctx, spec)
 	if err != nil {
 		return nil, nil, errors.Join(err, t.Close(s.name))
@@ -156,16 +161,22 @@ func (t *Set) List() []*Session {
 	return all
 }
 
-// Close ends a session.
+// Close ends a session. It waits while the container is being checkpointed.
 func (t *Set) Close(name string) error {
 	s, err := t.Get(name)
 	if err != nil {
 		return err
 	}
-	t.mu.Lock()
-	if t.sessions[s.name] == s {
-		delete(t.sessions, s.name)
+	if err := s.waitFree(context.Background()); err != nil {
+		return err
 	}
+	s.mu.Unlock()
+	t.mu.Lock()
+	if t.sessions[s.name] != s {
+		t.mu.Unlock()
+		return fmt.Errorf("session %q: %w", s.name, errdefs.ErrNotFound)
+	}
+	delete(t.sessions, s.name)
 	t.mu.Unlock()
 	return s.close()
 }
@@ -174,10 +185,12 @@ func (t *Set) Close(name string) error {
 func (t *Set) CloseAll() error {
 	t.mu.Lock()
 	t.closed = true
+	all := t.sessions
+	t.sessions = map[string]*Session{}
 	t.mu.Unlock()
 	var errs []error
-	for _, s := range t.List() {
-		errs = append(errs, t.Close(s.name))
+	for _, s := range all {
+		errs = append(errs, s.close())
 	}
-	return errors.Join(append(errs, os.RemoveAll(t.dir))...)
+	return errors.Join(append(errs, t.closeLeft(), os.RemoveAll(t.dir))...)
 }

@@ -41,6 +41,20 @@ type Channel struct {
 	Master, Commands, Reports *os.File
 }
 
+// close closes all of a channel that there is.
+func (ch *Channel) close() error {
+	var errs []error
+	for _, f := range []*os.File{ch.Master, ch.Commands, ch.Reports, ch.Exit} {
+		if f == nil {
+			continue
+		}
+		if err := f.Close(); !errors.Is(err, os.ErrClosed) {
+			errs = append(errs, err)
+		}
+	}
+	return errors.Join(errs...)
+}
+
 // Host is the container as the sessions need it.
 type Host interface {
 	// Acquire waits until the container is not being changed and keeps it so.
@@ -48,6 +62,8 @@ type Host interface {
 	// StartShell starts a shell below init, while the container is acquired. The
 	// channel is the caller's.
 	StartShell(ctx context.Context, l Launch) (*Channel, error)
+	// Processes returns the pids of the container's processes.
+	Processes() ([]int, error)
 }
 
 // exitStatus is how a process has ended: an exit code or a signal.

@@ -217,6 +217,10 @@ func continueSpool(path string, limit, total int64, src io.Reader) (_ *Spool, re
 	return s, nil
 }
 
+// unlink removes the spool's file, and leaves what is in it to who still has
+// the spool: the file is closed when nobody has.
+func (s *Spool) unlink() error { return os.Remove(s.file.Name()) }
+
 // remove closes the spool and removes its file.
 func (s *Spool) remove() error {
 	s.mu.Lock()

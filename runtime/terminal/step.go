@@ -64,17 +64,18 @@ type Step struct {
 	out   *Spool
 	// ended is closed with the step.
 	ended chan struct{}
-	// reminded counts how often the shell was asked for its report. Only watch
-	// uses it.
-	reminded int
+	// reminded counts how often the shell was asked for its report, the last
+	// time at remindedAt. Only watch uses them.
+	reminded   int
+	remindedAt time.Time
 
 	mu sync.Mutex
 	// status is complete but for the output's size. Guarded by mu.
 	status Status
 	// changed is closed, and made anew, when status changes. Guarded by mu.
 	changed chan struct{}
-	// printed is when output came last. Guarded by mu.
-	printed time.Time
+	// printed is when output came last, input when it was typed. Guarded by mu.
+	printed, input time.Time
 }
 
 func newStep(session string, id, generation uint64, spec StepSpec, out *Spool, begun time.Time) *Step {
@@ -111,7 +112,7 @@ func (s *Step) Output(p []byte, offset int64) (n int, from int64, err error) {
 // there is output beyond the offset more, or when ctx is done: whatever comes
 // first. An offset of less than 0 waits for no output.
 func (s *Step) Wait(ctx context.Context, more int64) Status {
-	was := s.Status().WaitingForInput
+	was, first := false, true
 	for {
 		s.mu.Lock()
 		changed := s.changed
@@ -120,9 +121,14 @@ func (s *Step) Wait(ctx context.Context, more int64) Status {
 		if more >= 0 {
 			grown = s.out.grown(more)
 		}
-		if st := s.Status(); st.Ended || st.WaitingForInput && !was || more >= 0 && st.Output > more {
+		st := s.Status()
+		if first {
+			was, first = st.WaitingForInput, false
+		}
+		if st.Ended || st.WaitingForInput && !was || more >= 0 && st.Output > more {
 			return st
 		}
+		was = st.WaitingForInput
 		select {
 		case <-changed:
 		case <-grown:
@@ -168,6 +174,22 @@ func (s *Step) end(fn func(*Status)) {
 		st.Duration = time.Since(st.Started)
 		close(s.ended)
 	})
+}
+
+// typed says that input came: whoever waited for it does not any more, or not
+// for the same.
+func (s *Step) typed() {
+	s.mu.Lock()
+	s.input = time.Now()
+	s.mu.Unlock()
+	s.change(func(st *Status) { st.WaitingForInput = false })
+}
+
+// still returns how long nothing was printed or typed.
+func (s *Step) still() time.Duration {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return min(time.Since(s.printed), time.Since(s.input))
 }
 
 // quiet returns how long nothing was printed.

@@ -23,7 +23,7 @@
 //   - $_ is not kept, nor $? by an empty step or while set -e or an ERR or
 //     DEBUG trap is set; a DEBUG trap runs for a few commands of ours, with its
 //     output dropped. `exec <file` lasts for one step in bash, and so do file
-//     descriptors 253 and 254 in bash, and 7 in dash and ash.
+//     descriptors 60 and 61 in bash, and 7 in dash and ash.
 //   - Bash shows one + more with set -x, and dash has "eval: " in its messages.
 package shell
 
@@ -116,7 +116,7 @@ func (d Dialect) Args() []string {
 func Env() []string { return []string{"PS0=", "PS1=", "PS2=", "PROMPT_COMMAND="} }
 
 // Probe asks a shell that was started as Unknown what it is; its report is
-// read with Reader.Probe. It asks for builtins, not for variables, which could
+// read with Parser.ExpectProbe. It asks for builtins, not for variables, which could
 // be in the environment.
 func Probe(token string) Text {
 	return Text{[]byte(`{ command -v shopt; command -v setopt; command -v whence; command -v let; printf '\0%s\0' ` + token + `; } >&4 2>/dev/null` + "\n")}

@@ -1,10 +1,7 @@
 package shell
 
 import (
-	"bufio"
-	"errors"
 	"fmt"
-	"io"
 	"strconv"
 	"strings"
 
@@ -53,7 +50,9 @@ func (s *State) restore(d Dialect) string {
 	} else {
 		for i, name := range []string{"PS1", "PS2"} {
 			if i < len(s.prompts) && s.prompts[i] != "" {
-				b.WriteString(name + "=" + Quote(s.prompts[i]) + "; ")
+				// One that is readonly still has its value, and to set it is an
+				// error that "command" keeps from ending the step.
+				b.WriteString(`\command eval ` + Quote(name+"="+Quote(s.prompts[i])) + " 2>/dev/null; ")
 			}
 		}
 	}
@@ -91,89 +90,6 @@ func oneLine(text string) string {
 // fatal says that a command that fails would end the shell or run a trap.
 func (s *State) fatal() bool {
 	return strings.Contains(s.Flags, "e") || strings.Contains(s.traps, "ERR") || strings.Contains(s.traps, "DEBUG")
-}
-
-// A Reader reads reports.
-type Reader struct {
-	r *bufio.Reader
-}
-
-// NewReader returns a reader of the report pipe.
-func NewReader(r io.Reader) *Reader { return &Reader{bufio.NewReader(r)} }
-
-// field reads up to the next NUL, and left bytes at most. No value of a
-// variable has a NUL.
-func (r *Reader) field(left *int) (string, error) {
-	var b []byte
-	for {
-		part, err := r.r.ReadSlice(0)
-		if *left -= len(part); *left < 0 {
-			return "", fmt.Errorf("read report: more than %d bytes: %w", MaxReport, errdefs.ErrOutOfRange)
-		}
-		b = append(b, part...)
-		switch {
-		case err == nil:
-			return string(b[:len(b)-1]), nil
-		case errors.Is(err, bufio.ErrBufferFull):
-		case errors.Is(err, io.EOF) && len(b) > 0:
-			return "", io.ErrUnexpectedEOF
-		default:
-			return "", err
-		}
-	}
-}
-
-// Probe reads the answer to Probe.
-func (r *Reader) Probe(token string) (Dialect, error) {
-	left := MaxReport
-	found, err := r.field(&left)
-	if err != nil {
-		return Unknown, fmt.Errorf("read probe: %w", err)
-	}
-	got, err := r.field(&left)
-	if err != nil {
-		return Unknown, fmt.Errorf("read probe: %w", err)
-	}
-	if got != token {
-		return Unknown, fmt.Errorf("read probe: token %q: %w", got, errdefs.ErrInvalidArgument)
-	}
-	switch strings.TrimSpace(found) {
-	case "shopt\nlet":
-		return Bash, nil
-	case "let":
-		return Ash, nil
-	case "":
-		return Dash, nil
-	}
-	return Unknown, fmt.Errorf("probe shell: it has %q: %w", found, errdefs.ErrNotImplemented)
-}
-
-// Next reads the report that has token. Reports with another one are dropped,
-// and so is the beginning of one that was interrupted and begun again. At the
-// end of the pipe it returns io.EOF, possibly wrapped: the shell has ended.
-func (r *Reader) Next(token string) (*State, error) {
-	left := MaxReport
-	var fields []string
-	for {
-		f, err := r.field(&left)
-		if err != nil {
-			return nil, fmt.Errorf("read report: %w", err)
-		}
-		fields = append(fields, f)
-		n := len(fields)
-		if n >= 2 && fields[n-2] == begin && f == token {
-			fields = []string{begin, token}
-			continue
-		}
-		if f != end+token {
-			// Without our token yet only the last field can matter.
-			if fields[0] != begin || n >= 2 && fields[1] != token {
-				fields = []string{f}
-			}
-			continue
-		}
-		return parse(fields)
-	}
 }
 
 // parse takes begin, token, status, flags, dir, traps, umask, exports, one or

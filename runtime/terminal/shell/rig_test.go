@@ -6,8 +6,12 @@ import (
 	"encoding/hex"
 	"errors"
 	"fmt"
+	"io"
+	mathrand "math/rand/v2"
 	"os"
 	"os/exec"
+	"path/filepath"
+	"strconv"
 	"strings"
 	"sync"
 	"syscall"
@@ -59,6 +63,57 @@ func (s *screen) until(mark []byte) ([]byte, error) {
 	}
 }
 
+// A reader reads reports in pieces of random sizes, and goes on with another
+// Parser now and then.
+type reader struct {
+	r      io.Reader
+	p      Parser
+	unread []byte
+}
+
+// next reads the report that has token.
+func (r *reader) next(token string) (*State, error) {
+	r.p.Expect(token)
+	return r.any()
+}
+
+func (r *reader) any() (*State, error) {
+	for {
+		st, n, err := feed(&r.p, r.unread)
+		r.unread = r.unread[n:]
+		if st != nil || err != nil {
+			return st, err
+		}
+		buf := make([]byte, 1+mathrand.IntN(8<<10))
+		if n, err = r.r.Read(buf); err != nil {
+			return nil, err
+		}
+		r.unread = buf[:n]
+	}
+}
+
+// feed gives p all of b up to the end of a report, in pieces of random sizes,
+// and says how much that was. In between p is replaced by one that goes on.
+func feed(p *Parser, b []byte) (*State, int, error) {
+	total := 0
+	for total < len(b) {
+		piece := b[total:]
+		piece = piece[:1+mathrand.IntN(len(piece))]
+		n, st, err := p.Feed(piece)
+		if total += n; st != nil || err != nil {
+			return st, total, err
+		}
+		if mathrand.IntN(4) == 0 {
+			fresh := Parser{token: p.token, probe: p.probe}
+			if n, st, err := fresh.Feed(p.Pending()); st != nil || err != nil || n != len(p.Pending()) {
+				return nil, total, fmt.Errorf("feed %q again: %+v, %d, %v", p.Pending(), st, n, err)
+			}
+			*p = fresh
+		}
+	}
+	return nil, total, nil
+}
+
 // A rig is a shell on a PTY with its pipes.
 type rig struct {
 	t             testing.TB
@@ -67,7 +122,7 @@ type rig struct {
 	commands      *os.File
 	reports       *os.File
 	master, slave *os.File
-	reader        *Reader
+	reader        reader
 	screen        screen
 	last          *State
 	exited        chan error
@@ -161,7 +216,7 @@ func launch(t testing.TB, path, arg0 string, d Dialect) *rig {
 	if err != nil {
 		t.Fatal(err)
 	}
-	r.commands, r.reports, r.reader = cw, rr, NewReader(rr)
+	r.commands, r.reports, r.reader = cw, rr, reader{r: rr}
 	r.cmd = &exec.Cmd{
 		Path: path, Args: append([]string{arg0}, d.Args()...), Dir: t.TempDir(),
 		Env:   append([]string{"PATH=" + os.Getenv("PATH"), "HOME=/nonexistent", "LC_ALL=C"}, Env()...),
@@ -261,8 +316,7 @@ func (r *rig) send(text Text) {
 // report waits for a report and returns what the terminal printed until then.
 func (r *rig) report(token string) string {
 	r.t.Helper()
-	_ = r.reports.SetDeadline(time.Now().Add(patience))
-	st, err := r.reader.Next(token)
+	st, err := r.next(token)
 	if err != nil {
 		stat, _ := os.ReadFile(fmt.Sprintf("/proc/%d/stat", r.cmd.Process.Pid))
 		r.t.Fatalf("%v; the terminal has %q; the shell is %.60q", err, r.output(), stat)
@@ -297,38 +351,105 @@ func (r *rig) post(command string) (token string) {
 	return token
 }
 
-// interrupt types ^C until it is stopped, and asks again for the report, as a
-// holder has to: one that comes while a shell forks may end its new child as
-// well, which is a second interrupt and may take the shell out of our text.
-func (r *rig) interrupt(token string) (stop func()) {
+// next waits for a report.
+func (r *rig) next(token string) (*State, error) {
+	_ = r.reports.SetDeadline(time.Now().Add(patience))
+	return r.reader.next(token)
+}
+
+// eventually waits until ok.
+func (r *rig) eventually(what string, ok func() bool) {
+	r.t.Helper()
+	tick := time.NewTicker(time.Millisecond)
+	defer tick.Stop()
+	for deadline := time.Now().Add(patience); !ok(); <-tick.C {
+		if time.Now().After(deadline) {
+			r.t.Fatalf("it takes too long until %s; the terminal has %q", what, r.output())
+		}
+	}
+}
+
+// foreground is the name of the program in the foreground of the terminal.
+func (r *rig) foreground() string {
+	var pgid int
+	conn, err := r.master.SyscallConn()
+	if err == nil {
+		err = conn.Control(func(fd uintptr) { pgid, _ = unix.IoctlGetInt(int(fd), unix.TIOCGPGRP) })
+	}
+	if err != nil {
+		r.t.Fatal(err)
+	}
+	if pgid != r.cmd.Process.Pid {
+		return program(pgid)
+	}
+	// Without job control what the shell runs is in its own group.
+	dirs, err := filepath.Glob("/proc/[0-9]*")
+	if err != nil {
+		r.t.Fatal(err)
+	}
+	for _, d := range dirs {
+		pid, err := strconv.Atoi(filepath.Base(d))
+		if group, gerr := unix.Getpgid(pid); err == nil && gerr == nil && group == pgid && pid != pgid {
+			return program(pid)
+		}
+	}
+	return "shell"
+}
+
+func program(pid int) string {
+	name, _ := os.ReadFile(fmt.Sprintf("/proc/%d/comm", pid))
+	return strings.TrimSpace(string(name))
+}
+
+// forgetful says whether the shell waits for a command and has read all.
+func (r *rig) forgetful() bool {
+	var number, fd int
+	b, err := os.ReadFile(fmt.Sprintf("/proc/%d/syscall", r.cmd.Process.Pid))
+	if err != nil {
+		return false
+	}
+	if n, _ := fmt.Sscanf(string(b), "%d 0x%x", &number, &fd); n < 2 || number != unix.SYS_READ {
+		return false
+	}
+	conn, err := r.commands.SyscallConn()
+	if err != nil {
+		r.t.Fatal(err)
+	}
+	var ours, theirs unix.Stat_t
+	unread := 1
+	err = conn.Control(func(fd uintptr) {
+		unread, _ = unix.IoctlGetInt(int(fd), unix.TIOCINQ)
+		_ = unix.Fstat(int(fd), &ours)
+	})
+	serr := unix.Stat(fmt.Sprintf("/proc/%d/fd/%d", r.cmd.Process.Pid, fd), &theirs)
+	return err == nil && serr == nil && unread == 0 && ours.Ino == theirs.Ino && ours.Dev == theirs.Dev
+}
+
+// interrupted waits for the report of a step that ^C has ended, and asks again
+// for it, as a holder has to: a ^C that ends a child as well is a second
+// interrupt, which may take the shell out of our text.
+func (r *rig) interrupted(token string) string {
 	r.t.Helper()
 	again, err := r.d.Again(token)
 	if err != nil {
 		r.t.Fatal(err)
 	}
-	done, gone := make(chan struct{}), make(chan struct{})
-	go func() {
-		defer close(gone)
-		tick := time.NewTicker(500 * time.Millisecond)
-		defer tick.Stop()
-		for {
-			_, _ = r.master.Write([]byte{3})
-			select {
-			case <-tick.C:
-			case <-done:
-				return
-			}
-			for _, chunk := range again {
-				_, _ = r.commands.Write(chunk)
-			}
-			select {
-			case <-tick.C:
-			case <-done:
-				return
-			}
+	for deadline := time.Now().Add(patience); time.Now().Before(deadline); {
+		_ = r.reports.SetDeadline(time.Now().Add(50 * time.Millisecond))
+		st, err := r.reader.next(token)
+		if err == nil {
+			r.last = st
+			return r.output()
 		}
-	}()
-	return func() { close(done); <-gone }
+		if !errors.Is(err, os.ErrDeadlineExceeded) {
+			r.t.Fatalf("%v; the terminal has %q", err, r.output())
+		}
+		if r.forgetful() {
+			r.send(again)
+		}
+	}
+	r.t.Fatalf("no report; the terminal has %q", r.output())
+	return ""
 }
 
 // run runs a step.
@@ -365,8 +486,7 @@ func clip(s string) string {
 func (r *rig) dies(command string) *os.ProcessState {
 	r.t.Helper()
 	token := r.post(command)
-	_ = r.reports.SetDeadline(time.Now().Add(patience))
-	if st, err := r.reader.Next(token); err == nil {
+	if st, err := r.next(token); err == nil {
 		r.t.Fatalf("%q: the shell lives, status %d; it printed %q", command, st.Status, r.output())
 	}
 	select {

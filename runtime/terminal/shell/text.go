@@ -37,13 +37,16 @@ func (d Dialect) Start(token string, last *State) (Text, error) {
 		restore = "umask " + Quote(last.Umask) + "; \\command eval " + Quote(last.Exports) + " >/dev/null 2>&1; "
 	}
 	if d == Bash {
-		// 254 is the terminal, which the user's commands get for their
-		// standard input. Bash closes its end of neither on exec, but eval
-		// below does. History would hold our text.
-		return d.text("exec 253>&4 4>&- 254<&1; \\set +H +o history; \\history -c; "+
+		// 60 is the report pipe and 61 the terminal, which the user's commands
+		// get for their standard input: out of the way of who counts his
+		// descriptors, and possible with "ulimit -n 64". Bash closes neither on
+		// exec, but eval below does. History would hold our text.
+		return d.text("exec 60>&4 4>&- 61<&1; \\set +H +o history; \\history -c; "+
 			"\\unset PS0 PS1 PS2 PROMPT_COMMAND; PS1= PS2=; "+restore+"\\builtin :; ", "", token), nil
 	}
-	return d.text("\\exec 7>&4 4>&- 3<&- 1>&2; \\set -m; \\unset PS0 PS1 PS2 PROMPT_COMMAND; PS1= PS2=; "+restore+"\\:; ", "", token), nil
+	// Without job control: with it they hold /dev/tty open, and CRIU cannot dump
+	// a terminal then while another process group has its foreground.
+	return d.text("\\exec 7>&4 4>&- 3<&- 1>&2; \\set +m; \\unset PS0 PS1 PS2 PROMPT_COMMAND; PS1= PS2=; "+restore+"\\:; ", "", token), nil
 }
 
 // Step is the text that runs command, in a shell whose last report was last;
@@ -60,8 +63,14 @@ func (d Dialect) Step(command, token string, last *State) (Text, error) {
 		builtin = `\builtin `
 	}
 	var status string
-	if last.Status != 0 {
+	switch {
+	case last.Status == 0:
+	case d == Bash:
 		status = fmt.Sprintf("(%sexit %d); ", builtin, last.Status)
+	default:
+		// Where there can be no other process that is an error, and "command"
+		// keeps it from ending the whole line.
+		status = fmt.Sprintf(`{ \command eval '(\exit %d)'; } 2>/dev/null; `, last.Status)
 	}
 	// What the user has set is given back inside of eval, where our own
 	// commands are not seen any more, and on a line of its own: a shell runs
@@ -81,7 +90,7 @@ func (d Dialect) Step(command, token string, last *State) (Text, error) {
 		// and PIPESTATUS has the status that `!` turned around.
 		// Not `command eval` or eval alone: a function would come first.
 		return d.text(`\builtin trap - INT; `+job+status+
-			`! \builtin eval `+Quote(command)+" 0<&254- 253>&-; ", "${PIPESTATUS[0]}", token), nil
+			`! \builtin eval `+Quote(command)+" 0<&61- 60>&-; ", "${PIPESTATUS[0]}", token), nil
 	}
 	// A function cannot be named like a special builtin.
 	return d.text(`\trap - INT; `+job+status+`\eval `+Quote(command)+" 7>&-; ", "", token), nil
@@ -135,25 +144,27 @@ func (d Dialect) text(run, status, token string) Text {
 	return t
 }
 
-// report is a command that reports and ends with $? = 0. Each builtin writes
-// to the report pipe itself: the output of a DEBUG trap and of -x goes where
-// the group's does. The prompts come last, for to set one that is readonly is
-// an error that leaves the group.
+// report is a command that reports and ends with $? = 0. It redirects as little
+// as possible: what takes a shell most of its time here is to set its file
+// descriptors and to put them back. But the output of a DEBUG trap, which bash
+// has until it is taken away, goes where the group's does, so before that each
+// builtin writes to the report pipe itself. The prompts come last, for to set
+// one that is readonly is an error that leaves the group.
 func (d Dialect) report(status, token string) string {
 	var b bytes.Buffer
 	if d == Bash {
-		b.WriteString(`{ \builtin printf '\0%s' ` + begin + ` ` + token + ` "` + status + `" "$-" "${PWD-}" '' >&253; `)
-		b.WriteString(`\builtin trap -p INT ERR DEBUG >&253; \builtin trap - ERR DEBUG; \builtin trap '' INT; \builtin set +` + between + ` +o history; `)
-		b.WriteString(`\builtin printf '\0' >&253; \builtin umask >&253; \builtin printf '\0' >&253; \builtin export -p >&253; `)
-		b.WriteString(`\builtin printf '\0' >&253; \builtin declare -p PS0 PS1 PS2 PROMPT_COMMAND >&253; \builtin unset PS0 PS1 PS2 PROMPT_COMMAND; `)
-		b.WriteString(`\builtin printf '\0%s\0' ` + end + token + ` >&253; PS1= PS2=; } >/dev/null 2>&1`)
+		b.WriteString(`{ \builtin printf '\0%s' ` + begin + ` ` + token + ` "` + status + `" "$-" "${PWD-}" '' >&60; `)
+		b.WriteString(`\builtin trap -p INT ERR DEBUG >&60; \builtin trap - ERR DEBUG; \builtin trap '' INT; \builtin set +` + between + ` +o history; `)
+		b.WriteString(`{ \builtin printf '\0'; \builtin umask; \builtin printf '\0'; \builtin export -p; `)
+		b.WriteString(`\builtin printf '\0'; \builtin declare -p PS0 PS1 PS2 PROMPT_COMMAND; \builtin unset PS0 PS1 PS2 PROMPT_COMMAND; `)
+		b.WriteString(`\builtin printf '\0%s\0' ` + end + token + `; } >&60; PS1= PS2=; } >/dev/null 2>&1`)
 		return b.String()
 	}
 	// printf is no special builtin, so a function could be in its place; one
 	// named command is forgotten. $? is expanded before that.
-	b.WriteString(`{ \eval "\\unset -f command; \\command printf '\\0%s' ` + begin + ` ` + token + ` ` + status + ` >&7"; \command printf '\0%s' "$-" "${PWD-}" '' >&7; `)
-	b.WriteString(`\trap >&7; \trap '' INT; \set +aevxm; `)
-	b.WriteString(`\command printf '\0' >&7; \command umask >&7; \command printf '\0' >&7; \export -p >&7; `)
-	b.WriteString(`\command printf '\0%s\0%s\0%s\0' "${PS1-}" "${PS2-}" ` + end + token + ` >&7; PS1= PS2=; } >/dev/null 2>&1`)
+	b.WriteString(`{ \eval "\\unset -f command; \\command printf '\\0%s' ` + begin + ` ` + token + ` ` + status + `"; \command printf '\0%s' "$-" "${PWD-}" ''; `)
+	b.WriteString(`\trap; \trap '' INT; \set +aevxm; `)
+	b.WriteString(`\command printf '\0'; \command umask; \command printf '\0'; \export -p; `)
+	b.WriteString(`\command printf '\0%s\0%s\0%s\0' "${PS1-}" "${PS2-}" ` + end + token + `; PS1= PS2=; } >&7 2>/dev/null`)
 	return b.String()
 }
