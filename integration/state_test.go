@@ -77,24 +77,40 @@ func (e *env) listed(list []statefork.External, want ...string) {
 // counter prints numbers without an end.
 const counter = `i=0; while :; do echo $i; i=$((i+1)); usleep 5000; done`
 
-// TestLogs checkpoints a container that never stops to print. Its log must have
-// every number once, because it goes on in place each time.
-func TestLogs(t *testing.T) {
+// TestB07Logs checkpoints a container that never stops to print. Its log must
+// have every number once, because it goes on in place each time; and after
+// a restore it goes on from the node's number.
+func TestB07Logs(t *testing.T) {
 	t.Parallel()
 	e := setup(t, common(t))
 	e.run("box", testbed.Busybox, "sh", "-c", counter)
-	for range 8 {
+	const nodes = 8
+	for i := range nodes {
 		e.moreLines("box")
-		e.checkpoint("box", "")
+		e.checkpoint("box", fmt.Sprintf("n%d", i))
 	}
+	e.moreLines("box")
+	e.restore("box", "n4")
 	e.moreLines("box")
 	e.nerdctl("kill", "box")
 	e.nerdctl("wait", "box")
 	lines := strings.Split(e.nerdctl("logs", "box"), "\n")
+	next, jumps := 0, 0
 	for i, line := range lines {
-		if line != strconv.Itoa(i) {
+		n, err := strconv.Atoi(line)
+		if err != nil {
 			t.Fatalf("line %d of %d is %q", i, len(lines), line)
 		}
+		if n != next && jumps == 0 && n < next {
+			next, jumps = n, 1
+		}
+		if n != next {
+			t.Fatalf("line %d of %d is %q, want %d", i, len(lines), line, next)
+		}
+		next++
+	}
+	if jumps != 1 {
+		t.Error("the log does not show that the container was restored")
 	}
 	t.Logf("%d lines", len(lines))
 }

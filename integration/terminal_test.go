@@ -103,9 +103,9 @@ func (e *env) openTerminal(id string, opts ...oci.SpecOpts) (containerd.Task, *t
 	return task, tt
 }
 
-// TestTerminal keeps a shell on a terminal: its variables, directory, window,
+// TestB02Terminal keeps a shell on a terminal: its variables, directory, window,
 // session and job control. The client stays attached all the time.
-func TestTerminal(t *testing.T) {
+func TestB02Terminal(t *testing.T) {
 	t.Parallel()
 	e := setup(t, common(t))
 	task, tt := e.openTerminal("term")
@@ -133,6 +133,8 @@ func TestTerminal(t *testing.T) {
 	}
 	e.equal("the shell after a restore", tt.sh(who), before)
 	e.equal("files", tt.sh("ls /tmp"), "")
+	// The line is edited: what was typed wrong is rubbed out.
+	e.equal("edited line", tt.sh("echo abx\x7fc"), "abc\n")
 	tt.keys("exit 5\n")
 	exited, err := task.Wait(e.ctx)
 	if err != nil {
@@ -142,9 +144,9 @@ func TestTerminal(t *testing.T) {
 	e.equal("exit code", fmt.Sprint(status.ExitCode()), "5")
 }
 
-// TestForegroundJob checkpoints a shell that waits for a command in the
+// TestB06ForegroundJob checkpoints a shell that waits for a command in the
 // foreground, which must stay there: the terminal's keys reach it.
-func TestForegroundJob(t *testing.T) {
+func TestB06ForegroundJob(t *testing.T) {
 	t.Parallel()
 	e := setup(t, common(t))
 	_, tt := e.openTerminal("term", withHostBash)

@@ -96,6 +96,9 @@ func run(ctx context.Context, rounds int, out string) (figures string, retErr er
 		return "", err
 	}
 	res, err := measure(ctx, variants, rounds)
+	if err == nil {
+		err = measureCommands(ctx, ns, res)
+	}
 	err = errors.Join(err, ns.Check(clean), ns.Empty(clean))
 	if err != nil {
 		return "", err

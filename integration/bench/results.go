@@ -90,6 +90,12 @@ func (r *results) compare() {
 			}
 		}
 	}
+	for _, x := range r.Rows {
+		ours := r.find(stepBash, x.Operation)
+		if ours != nil && x != ours {
+			r.Ratios = append(r.Ratios, ratio{x.Operation, stepBash, x.Variant, ours.Median / x.Median})
+		}
+	}
 }
 
 func (r *results) json() ([]byte, error) {
@@ -125,8 +131,11 @@ func (r *results) markdown() string {
 	r.table(&b, []string{onLayers, onStock}, lines)
 	b.WriteString("\nMedians of statefork, divided by those of the others (below 1: statefork is faster):\n\n| operation | to | ratio |\n|---|---|--:|\n")
 	for _, x := range r.Ratios {
-		fmt.Fprintf(&b, "| %s | %s | %.2f |\n", x.Operation, x.To, x.Ratio)
+		if x.Of == onLayers {
+			fmt.Fprintf(&b, "| %s | %s | %.2f |\n", x.Operation, x.To, x.Ratio)
+		}
 	}
+	b.WriteString(r.commandsMarkdown())
 	return b.String()
 }
 
@@ -167,5 +176,6 @@ func (r *results) figures() string {
 			parts = append(parts, fmt.Sprintf("ratio to runc's checkpoint and restore %.2f", x.Ratio))
 		}
 	}
-	return strings.Join(parts[:3], ", ") + "; " + parts[3]
+	return strings.Join(parts[:3], ", ") + "; " + parts[3] +
+		fmt.Sprintf("; step %.2f ms", r.find(stepBash, opTrue).Median)
 }
