@@ -28,6 +28,14 @@ run nerdctl exec web /app/ask
 before=$said
 counted=$(nerdctl exec web tail -n 1 /data/count)
 
+title "A session: a shell that keeps its directory and variables from one command to the next."
+run statefork exec web -- 'cd /data; note="the plan is good"'
+# shellcheck disable=SC2016 # the session's variables
+remember='echo "$PWD: $note"'
+run statefork exec web -- "$remember"
+noted=$said
+check "what the shell remembers" "$noted" "/data: the plan is good"
+
 title "A checkpoint: files, processes, memory and sockets, in one freeze. The container goes on."
 run statefork checkpoint web --name clean
 checkpoint_ms=$ms
@@ -35,6 +43,7 @@ check "the server's memory after the checkpoint" "$(nerdctl exec web /app/ask)" 
 
 title "A bad idea: another plan, the data deleted, the server killed."
 run nerdctl exec web /app/ask plan "start all over"
+run statefork exec web -- 'cd /; note="the plan is bad"'
 run nerdctl exec web pkill -9 python3
 run nerdctl exec web rm -rf /data /usr/bin/sqlite3
 if run nerdctl exec web /app/ask; then short "the server still answers"; fi
@@ -47,6 +56,8 @@ run nerdctl inspect -f '{{.Id}} {{.State.Status}}' web
 check "the container's id and status" "$said" "$id running"
 run nerdctl exec web /app/ask
 check "the server's memory" "$said" "$before"
+run statefork exec web -- "$remember"
+check "what the shell remembers" "$said" "$noted"
 run nerdctl exec web sqlite3 /data/web.db 'PRAGMA integrity_check; SELECT count(*) FROM writes'
 check "the database" "$said" $'ok\n1'
 # Were the loop's memory and its file not from the same moment, a number would
@@ -65,6 +76,7 @@ for i in 1 2 3; do
 done
 for i in 1 2 3; do
 	check "what try-$i remembers" "$(nerdctl exec "try-$i" /app/ask)" "${before/keep it/idea $i}"
+	check "what the shell of try-$i remembers" "$(statefork exec "try-$i" -- "$remember")" "$noted"
 	check "what try-$i has written" \
 		"$(nerdctl exec "try-$i" sqlite3 /data/web.db 'SELECT value FROM writes')" $'keep it\n'"idea $i"
 done

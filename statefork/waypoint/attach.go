@@ -261,12 +261,34 @@ func lastLines(p []byte, n int) []byte {
 }
 
 // newlines writes to a raw terminal what was printed on one that does not turn
-// "\n" into "\r\n".
+// "\n" into "\r\n". Programs that have taken the whole screen mean what they
+// print: to them "\n" alone is a way down.
 // It may be used by several goroutines.
 type newlines struct {
-	w    io.Writer
-	mu   sync.Mutex
-	last byte // guarded by mu
+	w  io.Writer
+	mu sync.Mutex
+	// The rest is guarded by mu.
+
+	last  []byte // as many bytes as the switch to the other screen has
+	whole bool   // a program has the whole screen
+}
+
+// What switches to the other screen, before "h", and back, before "l". The first
+// is what all terminals of today use.
+var otherScreen = [][]byte{[]byte("\x1b[?1049"), []byte("\x1b[?1047"), []byte("\x1b[?47")}
+
+// note takes a byte that is printed.
+func (n *newlines) note(c byte) {
+	if c == 'h' || c == 'l' {
+		for _, s := range otherScreen {
+			if bytes.HasSuffix(n.last, s) {
+				n.whole = c == 'h'
+			}
+		}
+	}
+	if n.last = append(n.last, c); len(n.last) > len(otherScreen[0]) {
+		n.last = n.last[1:]
+	}
 }
 
 func (n *newlines) Write(p []byte) (int, error) {
@@ -274,11 +296,11 @@ func (n *newlines) Write(p []byte) (int, error) {
 	defer n.mu.Unlock()
 	out := make([]byte, 0, len(p)+16)
 	for _, c := range p {
-		if c == '\n' && n.last != '\r' {
+		if c == '\n' && !n.whole && !bytes.HasSuffix(n.last, []byte{'\r'}) {
 			out = append(out, '\r')
 		}
 		out = append(out, c)
-		n.last = c
+		n.note(c)
 	}
 	if len(out) == 0 {
 		return 0, nil

@@ -294,6 +294,8 @@ func TestNewlines(t *testing.T) {
 		{[]string{"\n\n", "\n"}, "\r\n\r\n\r\n"},
 		{[]string{"\r\n\n\r\r\n"}, "\r\n\r\n\r\r\n"},
 		{[]string{"50%\r", "60%\r"}, "50%\r60%\r"},
+		{[]string{"a\n\x1b[?10", "49hb\nc\n\x1b[?1049ld\n"}, "a\r\n\x1b[?1049hb\nc\n\x1b[?1049ld\r\n"},
+		{[]string{"\x1b[?47h\n\x1b[?47l\n"}, "\x1b[?47h\n\x1b[?47l\r\n"},
 	} {
 		var out bytes.Buffer
 		w := &newlines{w: &out}
