@@ -23,6 +23,9 @@ func (c *Container) startFromCheckpoint(ctx context.Context) (_ int, retErr erro
 	if err := checkNamespaces(cfg); err != nil {
 		return 0, err
 	}
+	if err := makeMountpoints(c.rootfs, desc, cfg); err != nil {
+		return 0, err
+	}
 	cg, err := c.makeCgroup(cfg)
 	if err != nil {
 		return 0, err
