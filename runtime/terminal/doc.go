@@ -2,11 +2,11 @@
 // gives them commands.
 //
 // A session is one shell: the container's own program, a session leader with a
-// terminal of the container's devpts, and a descendant of the container's init,
-// so that it is dumped and restored with everything else. What is given to it
-// to run is a step. A session runs one step at a time; its directory, variables,
-// functions, options, jobs, umask and limits are those that the step before has
-// left.
+// terminal that has no name in the container (see Open), and a descendant of the
+// container's init, so that it is dumped and restored with everything else. What
+// is given to it to run is a step. A session runs one step at a time; its
+// directory, variables, functions, options, jobs, umask and limits are those that
+// the step before has left.
 //
 // # What crosses
 //
