@@ -67,11 +67,11 @@ func TestManySessions(t *testing.T) {
 }
 
 // inventoryOf is what a failed checkpoint could leave of one container, where
-// others come and go.
+// others come and go: every file of its root, with size and time.
 func (e *env) inventoryOf(container string) string {
 	e.Helper()
 	w := e.writable(container)
-	return fmt.Sprint(w.Upperdir, len(e.nodes(container)), e.sh(container, "cat /proc/1/stat | cut -d' ' -f1-4; find / -xdev -newer /proc/1 2>/dev/null | sort"))
+	return fmt.Sprint(w.Upperdir, len(e.nodes(container)), e.sh(container, "cat /proc/1/stat | cut -d' ' -f1-4; find / -xdev -printf '%p %s %T@\\n' | sort"))
 }
 
 // startExecIn is startExec in any container.
