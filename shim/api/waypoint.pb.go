@@ -1384,8 +1384,8 @@ type StepResponse struct {
 	// Output from offset on, as it was printed.
 	Output []byte `protobuf:"bytes,16,opt,name=output,proto3" json:"output,omitempty"`
 	Offset uint64 `protobuf:"varint,17,opt,name=offset,proto3" json:"offset,omitempty"`
-	// A restore has left the step behind; generation is the container's present
-	// one then, and nothing else is set.
+	// A restore has left the step behind. Nothing is told of the step then but
+	// which one it is, if that was waited for.
 	Stale         bool `protobuf:"varint,18,opt,name=stale,proto3" json:"stale,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
