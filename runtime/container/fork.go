@@ -14,7 +14,7 @@ import (
 // instead of a command: a fork, or the continuation of a stopped container. It
 // gets its own cgroup, network and names, and the images' processes. What a
 // failure leaves is removed by Delete, as for any container that was created.
-func (c *Container) startFromCheckpoint(ctx context.Context) (_ int, retErr error) {
+func (c *Container) startFromCheckpoint(ctx context.Context) (int, error) {
 	desc, err := readImages(c.checkpoint)
 	if err != nil {
 		return 0, err

@@ -9,6 +9,7 @@ import (
 	"path/filepath"
 	"slices"
 	"strings"
+	"sync"
 
 	"github.com/containerd/errdefs"
 	"github.com/moby/sys/user"
@@ -87,7 +88,9 @@ func (c *Container) sessionProcess(root *os.File, want terminal.Launch) (*specs.
 			return nil, fmt.Errorf("working directory %q is not absolute: %w", want.Cwd, errdefs.ErrInvalidArgument)
 		}
 		p.Cwd = want.Cwd
-		if _, err := openIn(root, want.Cwd, unix.O_PATH|unix.O_DIRECTORY); err != nil {
+		if dir, err := openIn(root, want.Cwd, unix.O_PATH|unix.O_DIRECTORY); err == nil {
+			closeQuietly(dir)
+		} else {
 			// A shell that is to go on where another one was is better off
 			// in the container's own directory than not there.
 			p.Cwd = c.spec.Process.Cwd
@@ -348,24 +351,32 @@ func innerPid(pid int) (int, error) {
 	return 0, fmt.Errorf("process %d has no pid of its namespace: %w", pid, errdefs.ErrInternal)
 }
 
-// findInner finds the processes of the container by their pids inside.
-func (c *Container) findInner() (func(inner int) (int, error), error) {
-	pids, err := c.Processes()
-	if err != nil {
-		return nil, err
-	}
-	byInner := map[int]int{}
-	for _, pid := range pids {
-		if inner, err := innerPid(pid); err == nil {
-			byInner[inner] = pid
+// findInner finds the processes of the container by their pids inside. They are
+// looked at when the first one is asked for: most containers have no sessions.
+func (c *Container) findInner() func(inner int) (int, error) {
+	all := sync.OnceValues(func() (map[int]int, error) {
+		pids, err := c.Processes()
+		if err != nil {
+			return nil, err
 		}
-	}
+		byInner := map[int]int{}
+		for _, pid := range pids {
+			if inner, err := innerPid(pid); err == nil {
+				byInner[inner] = pid
+			}
+		}
+		return byInner, nil
+	})
 	return func(inner int) (int, error) {
+		byInner, err := all()
+		if err != nil {
+			return 0, err
+		}
 		if pid, ok := byInner[inner]; ok {
 			return pid, nil
 		}
 		return 0, fmt.Errorf("process %d of the container is not there: %w", inner, errdefs.ErrNotFound)
-	}, nil
+	}
 }
 
 // resumeSessions goes on with sessions once their shells are restored.

@@ -170,11 +170,7 @@ func (c *Container) attachTerminals(masters []*os.File, src *restoreSource) erro
 		}
 		closeQuietly(master)
 	}
-	find, err := c.findInner()
-	if err == nil {
-		err = src.resume(find)
-	}
-	return errors.Join(append(errs, err)...)
+	return errors.Join(append(errs, src.resume(c.findInner()))...)
 }
 
 // holdTimeout bounds how long a shell may take to read the command that it was

@@ -77,8 +77,9 @@ func executable(pid int) (string, error) {
 }
 
 // ledBy says whether the process group pgid is that of a worker that was born
-// then and runs that file: the kernel gives no pid to a new process while a group has it, but it
-// may have ended and come again. Whoever is in it must not be older.
+// then and runs that file: the kernel gives no pid to a new process while a group
+// has it, but it may have ended and come again. Whoever is in it must not be
+// older.
 func ledBy(pgid int, born uint64, file string) bool {
 	entries, err := os.ReadDir("/proc")
 	if err != nil {

@@ -43,16 +43,12 @@ func CheckImages(images string) error {
 // checkProcesses looks whether every process of the tree has its images. One that
 // has ended and waits for its parent has no memory.
 func checkProcesses(images string) error {
-	tree, err := decode(filepath.Join(images, "pstree.img"), &pstree.PstreeEntry{})
+	_, tree, err := readTree(filepath.Join(images, treeImage))
 	if err != nil {
 		return err
 	}
-	for _, e := range tree.Entries {
-		p, ok := e.Message.(*pstree.PstreeEntry)
-		if !ok {
-			return fmt.Errorf("image of the tree has a %T", e.Message)
-		}
-		alive, err := isAlive(filepath.Join(images, fmt.Sprintf("core-%d.img", p.GetPid())))
+	for _, p := range tree {
+		alive, err := isAlive(images, p)
 		if err != nil {
 			return err
 		}
@@ -75,10 +71,35 @@ func checkProcesses(images string) error {
 	return nil
 }
 
+// treeImage holds the processes and how they descend from each other, the root
+// first.
+const treeImage = "pstree.img"
+
+// readTree reads that image; the entries are those in it.
+func readTree(path string) (*crit.CriuImage, []*pstree.PstreeEntry, error) {
+	img, err := decode(path, &pstree.PstreeEntry{})
+	if err != nil {
+		return nil, nil, err
+	}
+	var tree []*pstree.PstreeEntry
+	for _, e := range img.Entries {
+		p, ok := e.Message.(*pstree.PstreeEntry)
+		if !ok {
+			return nil, nil, fmt.Errorf("image %q has a %T", path, e.Message)
+		}
+		tree = append(tree, p)
+	}
+	if len(tree) == 0 {
+		return nil, nil, fmt.Errorf("image %q is empty", path)
+	}
+	return img, tree, nil
+}
+
 // taskAlive is CRIU's state of a process that has not ended.
 const taskAlive = 1
 
-func isAlive(path string) (bool, error) {
+func isAlive(images string, p *pstree.PstreeEntry) (bool, error) {
+	path := filepath.Join(images, fmt.Sprintf("core-%d.img", p.GetPid()))
 	img, err := decode(path, &criu_core.CoreEntry{})
 	if err != nil {
 		return false, err

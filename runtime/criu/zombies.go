@@ -1,10 +1,8 @@
 package criu
 
 import (
-	"fmt"
 	"path/filepath"
 
-	"github.com/checkpoint-restore/go-criu/v8/crit/images/pstree"
 	"google.golang.org/protobuf/proto"
 )
 
@@ -14,28 +12,17 @@ import (
 // for ever. Nothing but ps can tell the difference: of a zombie its parent learns
 // the pid and how it has ended.
 func DetachZombies(images string) error {
-	path := filepath.Join(images, "pstree.img")
-	img, err := decode(path, &pstree.PstreeEntry{})
+	path := filepath.Join(images, treeImage)
+	img, tree, err := readTree(path)
 	if err != nil {
 		return err
-	}
-	var tree []*pstree.PstreeEntry
-	for _, e := range img.Entries {
-		p, ok := e.Message.(*pstree.PstreeEntry)
-		if !ok {
-			return fmt.Errorf("image of the tree has a %T", e.Message)
-		}
-		tree = append(tree, p)
-	}
-	if len(tree) == 0 {
-		return fmt.Errorf("image %q is empty", path)
 	}
 	root, changed := tree[0], false
 	for _, p := range tree[1:] {
 		if p.GetPpid() != root.GetPid() || p.GetSid() == p.GetPid() || p.GetSid() == root.GetSid() {
 			continue
 		}
-		alive, err := isAlive(filepath.Join(images, fmt.Sprintf("core-%d.img", p.GetPid())))
+		alive, err := isAlive(images, p)
 		if err != nil {
 			return err
 		}

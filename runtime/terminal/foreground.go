@@ -46,10 +46,7 @@ func waitsForInput(p *pty) (bool, error) {
 	if err != nil {
 		return false, err
 	}
-	var st unix.Stat_t
-	if err := control(p.slave, func(fd int) error { return unix.Fstat(fd, &st) }); err != nil {
-		return false, err
-	}
+	st := p.stat()
 	for _, pid := range pids {
 		threads, err := filepath.Glob(fmt.Sprintf("/proc/%d/task/*", pid))
 		if err != nil {

@@ -110,16 +110,6 @@ func (t *Set) closeLeft() error {
 	return errors.Join(errs...)
 }
 
-// device identifies a terminal among those of one machine.
-type device struct{ rdev, dev uint64 }
-
-func (p *pty) device() device {
-	var st unix.Stat_t
-	// It cannot fail on a file that is open.
-	_ = control(p.slave, func(fd int) error { return unix.Fstat(fd, &st) })
-	return device{st.Rdev, st.Dev}
-}
-
 // users returns the terminals that processes of the container have open.
 func (t *Set) users() (map[device]bool, error) {
 	pids, err := t.host.Processes()
@@ -139,7 +129,7 @@ func (t *Set) users() (map[device]bool, error) {
 			}
 			var st unix.Stat_t
 			if err := unix.Stat(fd, &st); err == nil {
-				open[device{st.Rdev, st.Dev}] = true
+				open[deviceOf(st)] = true
 			}
 		}
 	}

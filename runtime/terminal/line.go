@@ -349,28 +349,22 @@ func (l *line) holdTyping(ctx context.Context) (free func(), _ error) {
 // checkLines refuses a line that the kernel would cut, and returns how much of
 // the last one has been typed then.
 func (l *line) checkLines(p []byte) (column int, _ error) {
+	t, err := mode(l.pty.slave)
+	if err != nil || t.Lflag&unix.ICANON == 0 {
+		return 0, err
+	}
 	column = l.column
-	return column, control(l.pty.slave, func(fd int) error {
-		t, err := unix.IoctlGetTermios(fd, unix.TCGETS)
-		if err != nil {
-			return os.NewSyscallError("ioctl TCGETS", err)
-		}
-		if t.Lflag&unix.ICANON == 0 {
+	for _, c := range p {
+		// A character that controls ends the line, or may.
+		if column++; c < ' ' && c != '\t' {
 			column = 0
-			return nil
 		}
-		for _, c := range p {
-			// A character that controls ends the line, or may.
-			if column++; c < ' ' && c != '\t' {
-				column = 0
-			}
-			if column > maxLine {
-				return fmt.Errorf("input has a line of more than %d bytes, and the program reads by lines: the kernel would cut it: %w",
-					maxLine, errdefs.ErrInvalidArgument)
-			}
+		if column > maxLine {
+			return 0, fmt.Errorf("input has a line of more than %d bytes, and the program reads by lines: the kernel would cut it: %w",
+				maxLine, errdefs.ErrInvalidArgument)
 		}
-		return nil
-	})
+	}
+	return column, nil
 }
 
 // signal sends a signal to the shell's process, whatever it runs.

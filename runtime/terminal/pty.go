@@ -89,14 +89,22 @@ func peer(master *os.File, flags uintptr) (slave *os.File, _ error) {
 	return slave, nil
 }
 
-// terminalKey is what CRIU calls a terminal that lies outside of the container.
-func terminalKey(slave *os.File) (string, error) {
-	var st unix.Stat_t
-	if err := control(slave, func(fd int) error { return unix.Fstat(fd, &st) }); err != nil {
-		return "", os.NewSyscallError("fstat", err)
-	}
-	return fmt.Sprintf("tty[%x:%x]", st.Rdev, st.Dev), nil
+// stat returns what the file system says of the terminal.
+func (p *pty) stat() (st unix.Stat_t) {
+	// It cannot fail on a file that is open.
+	_ = control(p.slave, func(fd int) error { return unix.Fstat(fd, &st) })
+	return st
 }
+
+// device identifies a terminal among those of one machine.
+type device struct{ rdev, dev uint64 }
+
+func deviceOf(st unix.Stat_t) device { return device{st.Rdev, st.Dev} }
+
+func (p *pty) device() device { return deviceOf(p.stat()) }
+
+// key is what CRIU calls a terminal that lies outside of the container.
+func (d device) key() string { return fmt.Sprintf("tty[%x:%x]", d.rdev, d.dev) }
 
 // newPTY takes a master over, except on an error. What comes from the terminal
 // goes to sink once read runs.
@@ -247,20 +255,18 @@ func (p *pty) foreground() (pgid int, err error) {
 // not read yet. It must come before the shell, which takes the settings that it
 // finds for those to go back to when a job has spoilt them.
 func Plain(slave *os.File) error {
-	return control(slave, func(fd int) error {
-		t, err := unix.IoctlGetTermios(fd, unix.TCGETS)
-		if err != nil {
-			return os.NewSyscallError("ioctl TCGETS", err)
-		}
-		t.Oflag &^= unix.OPOST
-		t.Lflag |= unix.NOFLSH
-		return os.NewSyscallError("ioctl TCSETS", unix.IoctlSetTermios(fd, unix.TCSETS, t))
-	})
+	t, err := mode(slave)
+	if err != nil {
+		return err
+	}
+	t.Oflag &^= unix.OPOST
+	t.Lflag |= unix.NOFLSH
+	return setMode(slave, t)
 }
 
-// mode returns the terminal's settings.
-func (p *pty) mode() (t *unix.Termios, err error) {
-	err = control(p.slave, func(fd int) error {
+// mode returns a terminal's settings.
+func mode(slave *os.File) (t *unix.Termios, err error) {
+	err = control(slave, func(fd int) error {
 		t, err = unix.IoctlGetTermios(fd, unix.TCGETS)
 		return os.NewSyscallError("ioctl TCGETS", err)
 	})

@@ -76,7 +76,7 @@ func (s *Session) exited(l *line) {
 	st, cwd := s.current, s.cwd
 	s.line, s.current, s.lost = nil, nil, true
 	s.mu.Unlock()
-	if err := s.keep(l, func(p []byte) { s.printed(l, p) }); err != nil {
+	if err := s.leave(l); err != nil {
 		log.L.WithError(err).WithField("session", s.name).Warn("keep terminal of ended shell")
 	}
 	if err := l.close(); err != nil {
@@ -91,6 +91,10 @@ func (s *Session) exited(l *line) {
 		})
 	}
 }
+
+// leave keeps the terminal of a shell that has ended. What is printed there still
+// belongs to the session.
+func (s *Session) leave(l *line) error { return s.keep(l, func(p []byte) { s.printed(l, p) }) }
 
 // watch looks after a running step: its limits, and whether it waits for input.
 func (s *Session) watch(st *Step) {
@@ -122,15 +126,23 @@ func (s *Session) watch(st *Step) {
 // recall asks a shell for its report if it waits for a command although the step
 // has not ended, and says whether it does.
 func (s *Session) recall(st *Step) bool {
-	s.mu.Lock()
-	l := s.line
-	skip := s.current != st || l == nil || s.held
-	s.mu.Unlock()
-	if skip || !l.forgetful() {
+	l := s.lineOf(st)
+	if l == nil || !l.forgetful() {
 		return false
 	}
 	s.remind(l, st)
 	return true
+}
+
+// lineOf returns the shell that runs a step; nil if the step is over, or must be
+// left alone.
+func (s *Session) lineOf(st *Step) *line {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.current != st || s.held {
+		return nil
+	}
+	return s.line
 }
 
 // expired says whether a limit is reached. Once it was there is no way back.
@@ -191,14 +203,8 @@ func (s *Session) look(st *Step) {
 		st.change(func(st *Status) { st.WaitingForInput = false })
 		return
 	}
-	s.mu.Lock()
-	l := s.line
-	skip := s.current != st || l == nil || s.held
-	s.mu.Unlock()
-	if skip {
-		return
-	}
-	if s.recall(st) {
+	l := s.lineOf(st)
+	if l == nil || s.recall(st) {
 		return
 	}
 	if time.Since(st.remindedAt) > reminderLife {
@@ -276,7 +282,7 @@ func (s *Session) adopt(l *line, st *Step) bool {
 	s.state, s.cwd = shell.State{}, cwd
 	s.line, s.current, s.lost = nil, nil, true
 	s.mu.Unlock()
-	if err := l.hangUp(func() error { return s.keep(l, func(p []byte) { s.printed(l, p) }) }); err != nil {
+	if err := l.hangUp(func() error { return s.leave(l) }); err != nil {
 		log.L.WithError(err).WithField("session", s.name).Warn("end replaced shell")
 	}
 	st.end(func(st *Status) { st.ExitKnown, st.ShellExited, st.Cwd = true, true, cwd })

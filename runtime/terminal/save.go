@@ -168,12 +168,7 @@ func (h *Held) Ends() ([]End, error) {
 		return h.ends, nil
 	}
 	for _, l := range h.lines() {
-		slave, err := peer(l.Master, 0)
-		if err != nil {
-			return nil, err
-		}
-		h.ends = append(h.ends, End{File: slave})
-		if h.ends[len(h.ends)-1].Key, err = terminalKey(slave); err != nil {
+		if err := h.addTerminal(l.pty); err != nil {
 			return nil, err
 		}
 		for _, end := range []struct {
@@ -188,16 +183,20 @@ func (h *Held) Ends() ([]End, error) {
 		}
 	}
 	for _, p := range h.left {
-		slave, err := peer(p.master, 0)
-		if err != nil {
-			return nil, err
-		}
-		h.ends = append(h.ends, End{File: slave})
-		if h.ends[len(h.ends)-1].Key, err = terminalKey(slave); err != nil {
+		if err := h.addTerminal(p); err != nil {
 			return nil, err
 		}
 	}
 	return h.ends, nil
+}
+
+func (h *Held) addTerminal(p *pty) error {
+	slave, err := peer(p.master, 0)
+	if err != nil {
+		return err
+	}
+	h.ends = append(h.ends, End{Key: p.device().key(), File: slave})
+	return nil
 }
 
 // otherEnd opens the other end of a pipe.
@@ -251,6 +250,9 @@ func (h *Held) Save(dir string) error {
 			return fmt.Errorf("save terminal: %w", err)
 		}
 		all.Left = append(all.Left, one)
+	}
+	if len(all.Sessions) == 0 && len(all.Left) == 0 && all.Services == 0 {
+		return nil // as Revive takes it to be without the file
 	}
 	b, err := json.Marshal(all)
 	if err == nil {
@@ -314,20 +316,13 @@ func (h *Held) saveLine(l *line) (*savedLine, error) {
 }
 
 func saveTerminal(p *pty) (out savedTerminal, err error) {
-	if out.Key, err = terminalKey(p.slave); err != nil {
-		return out, err
-	}
-	mode, err := p.mode()
+	st := p.stat()
+	out.Key, out.Owner = deviceOf(st).key(), int(st.Uid)
+	mode, err := mode(p.slave)
 	if err != nil {
 		return out, err
 	}
 	out.Mode = *mode
-	var st unix.Stat_t
-	err = control(p.slave, func(fd int) error { return os.NewSyscallError("fstat", unix.Fstat(fd, &st)) })
-	if err != nil {
-		return out, err
-	}
-	out.Owner = int(st.Uid)
 	out.Size, err = p.size()
 	return out, err
 }

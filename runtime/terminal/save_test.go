@@ -275,10 +275,10 @@ func (f *fixture) checkTerminal(master *os.File, old *pty) {
 	if err = errors.Join(err, werr); err != nil || size != was {
 		f.Errorf("size %v, was %v, %v", size, was, err)
 	}
-	mode, err := p.mode()
-	before, berr := old.mode()
-	if err = errors.Join(err, berr); err != nil || *mode != *before {
-		f.Errorf("mode %+v, was %+v, %v", mode, before, err)
+	after, err := mode(p.slave)
+	before, berr := mode(old.slave)
+	if err = errors.Join(err, berr); err != nil || *after != *before {
+		f.Errorf("mode %+v, was %+v, %v", after, before, err)
 	}
 }
 
