@@ -6,7 +6,8 @@ export PATH := $(CURDIR)/bin:$(PATH)
 PREFIX ?= /usr/local
 closing := contrib/setup/closing.sh
 gotest := go run ./contrib/setup/gotest
-goflags := -trimpath -ldflags '-s -w'
+ldflags := -s -w
+goflags := -trimpath -ldflags '$(ldflags)'
 binaries := containerd-shim-statefork-v1 containerd-statefork-grpc statefork
 sources := go.mod go.sum $(shell find . -name '*.go' -not -name '*_test.go' -not -path './contrib/*')
 
@@ -15,10 +16,14 @@ sources := go.mod go.sum $(shell find . -name '*.go' -not -name '*_test.go' -not
 .PHONY: build
 build: $(addprefix bin/,$(binaries)) ## the three binaries, into bin (the default)
 
-# libcontainer needs cgo, and containers need seccomp.
+# libcontainer needs cgo, and containers need seccomp. One shim runs for each
+# container or pod, so it holds little: nothing that traces gRPC, and no
+# pages of shared libraries.
+shim_tags := seccomp,netgo,osusergo,grpcnotrace
+bin/containerd-shim-statefork-v1: goflags = -trimpath -ldflags '$(ldflags) -extldflags "-static"' -tags $(shim_tags)
 bin/containerd-shim-statefork-v1: $(sources)
 	@contrib/setup/packages.sh build
-	CGO_ENABLED=1 go build $(goflags) -tags seccomp -o $@ ./cmd/$(@F)
+	CGO_ENABLED=1 go build $(goflags) -o $@ ./cmd/$(@F)
 	@touch $@
 
 bin/containerd-statefork-grpc bin/statefork: $(sources)

@@ -4,12 +4,9 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"io/fs"
 	"os"
 	"os/exec"
 	"path/filepath"
-	"strings"
-	"time"
 )
 
 // Binaries are the programs that a testbed runs.
@@ -24,13 +21,6 @@ type Binaries struct {
 
 // ErrMissing says that the machine lacks something that a testbed needs.
 var ErrMissing = errors.New("not there")
-
-// ours are the binaries that are built from this module, and how.
-var ours = []struct{ name, cgo string }{
-	{"containerd-shim-statefork-v1", "1"},
-	{"containerd-statefork-grpc", "0"},
-	{"statefork", "0"},
-}
 
 // FindBinaries finds what "make setup" has put into bin, and builds what is
 // stale of the rest there.
@@ -72,60 +62,13 @@ func moduleRoot() (string, error) {
 	}
 }
 
-// build makes each of our binaries that is older than any source file, with the
-// Makefile's flags, so that both find each other's results fresh.
+// build has the Makefile make what is older than the sources, with its flags:
+// a test never runs a program that was built in another way.
 func (b Binaries) build(ctx context.Context) error {
-	newest, err := newestSource(b.Root)
-	if err != nil {
-		return err
-	}
-	for _, o := range ours {
-		target := filepath.Join(b.Dir, o.name)
-		if info, err := os.Stat(target); err == nil && info.ModTime().After(newest) {
-			continue
-		}
-		cmd := exec.CommandContext(ctx, "go", "build", "-trimpath", "-ldflags", "-s -w", "-tags", "seccomp",
-			"-o", target, "./cmd/"+o.name)
-		cmd.Dir = b.Root
-		cmd.Env = append(os.Environ(), "CGO_ENABLED="+o.cgo)
-		if out, err := cmd.CombinedOutput(); err != nil {
-			return fmt.Errorf("build %s: %w\n%s", o.name, err, out)
-		}
-		now := time.Now()
-		if err := os.Chtimes(target, now, now); err != nil {
-			return fmt.Errorf("build %s: %w", o.name, err)
-		}
+	cmd := exec.CommandContext(ctx, "make", "--silent", "build")
+	cmd.Dir = b.Root
+	if out, err := cmd.CombinedOutput(); err != nil {
+		return fmt.Errorf("build the binaries: %w\n%s", err, out)
 	}
 	return nil
-}
-
-// newestSource is the time of the latest change to what the binaries are made
-// of.
-func newestSource(root string) (time.Time, error) {
-	var newest time.Time
-	err := filepath.WalkDir(root, func(path string, e fs.DirEntry, err error) error {
-		if err != nil {
-			return err
-		}
-		rel, _ := filepath.Rel(root, path)
-		if e.IsDir() && (rel == "bin" || rel == ".git" || rel == "contrib" || rel == "integration") {
-			return filepath.SkipDir
-		}
-		source := strings.HasSuffix(path, ".go") && !strings.HasSuffix(path, "_test.go")
-		if e.IsDir() || !source && e.Name() != "go.mod" && e.Name() != "go.sum" {
-			return nil
-		}
-		info, err := e.Info()
-		if err != nil {
-			return err
-		}
-		if info.ModTime().After(newest) {
-			newest = info.ModTime()
-		}
-		return nil
-	})
-	if err != nil {
-		return newest, fmt.Errorf("look for changed sources: %w", err)
-	}
-	return newest, nil
 }
