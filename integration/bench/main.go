@@ -99,6 +99,9 @@ func run(ctx context.Context, rounds int, out string) (figures string, retErr er
 	if err == nil {
 		err = measureCommands(ctx, ns, res)
 	}
+	if err == nil {
+		err = measurePlain(ctx, ns, res)
+	}
 	err = errors.Join(err, ns.Check(clean), ns.Empty(clean))
 	if err != nil {
 		return "", err

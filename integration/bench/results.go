@@ -36,6 +36,15 @@ type results struct {
 	WarmUps int     `json:"warm_ups"`
 	Rows    []*row  `json:"rows"`
 	Ratios  []ratio `json:"ratios"`
+	// Memory is that of shims with one container each.
+	Memory []*memory `json:"memory"`
+}
+
+// memory is what the shims of one runtime had resident.
+type memory struct {
+	Variant   string    `json:"variant"`
+	MedianMiB float64   `json:"median_mib"`
+	Samples   []float64 `json:"samples_mib"`
 }
 
 // row is one operation of one variant, in milliseconds.
@@ -70,12 +79,32 @@ func (r *results) add(variant string, s sample) {
 		r.Rows = append(r.Rows, x)
 	}
 	x.Samples = append(x.Samples, float64(s.took.Microseconds())/1000)
-	sorted := slices.Sorted(slices.Values(x.Samples))
-	mid := len(sorted) / 2
-	x.Min, x.Median = sorted[0], sorted[mid]
-	if len(sorted)%2 == 0 {
-		x.Median = (sorted[mid-1] + sorted[mid]) / 2
+	x.Min, x.Median = slices.Min(x.Samples), median(x.Samples)
+}
+
+// memory returns what was read of a runtime's shims.
+func (r *results) memory(variant string) *memory {
+	i := slices.IndexFunc(r.Memory, func(m *memory) bool { return m.Variant == variant })
+	if i < 0 {
+		r.Memory = append(r.Memory, &memory{Variant: variant})
+		i = len(r.Memory) - 1
 	}
+	return r.Memory[i]
+}
+
+func (r *results) addMemory(variant string, kib int64) {
+	m := r.memory(variant)
+	m.Samples = append(m.Samples, float64(kib)/1024)
+	m.MedianMiB = median(m.Samples)
+}
+
+func median(samples []float64) float64 {
+	sorted := slices.Sorted(slices.Values(samples))
+	mid := len(sorted) / 2
+	if len(sorted)%2 == 0 {
+		return (sorted[mid-1] + sorted[mid]) / 2
+	}
+	return sorted[mid]
 }
 
 // compare fills in how each of our operations relates to the others' of the
@@ -136,6 +165,7 @@ func (r *results) markdown() string {
 		}
 	}
 	b.WriteString(r.commandsMarkdown())
+	b.WriteString(r.plainMarkdown())
 	return b.String()
 }
 
@@ -177,5 +207,7 @@ func (r *results) figures() string {
 		}
 	}
 	return strings.Join(parts[:3], ", ") + "; " + parts[3] +
-		fmt.Sprintf("; step %.2f ms", r.find(stepBash, opTrue).Median)
+		fmt.Sprintf("; step %.2f ms", r.find(stepBash, opTrue).Median) +
+		fmt.Sprintf("; ordinary container %.2f of runc's time", r.find(plainOurs, opLife).Median/r.find(plainRunc, opLife).Median) +
+		fmt.Sprintf(" and %.2f of its shim's memory", r.memory(plainOurs).MedianMiB/r.memory(plainRunc).MedianMiB)
 }
