@@ -13,7 +13,6 @@ require (
 	github.com/containerd/errdefs/pkg v0.3.0
 	github.com/containerd/fifo v1.1.0
 	github.com/containerd/log v0.2.0
-	github.com/containerd/plugin v1.1.0
 	github.com/containerd/ttrpc v1.2.10
 	github.com/containerd/typeurl/v2 v2.3.0
 	github.com/coreos/go-systemd/v22 v22.7.0
@@ -32,7 +31,10 @@ require (
 	google.golang.org/protobuf v1.36.12
 )
 
-require golang.org/x/tools v0.49.0 // indirect
+require (
+	github.com/containerd/plugin v1.1.0 // indirect
+	golang.org/x/tools v0.49.0 // indirect
+)
 
 require (
 	cyphar.com/go-pathrs v0.2.6 // indirect

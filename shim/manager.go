@@ -2,12 +2,15 @@ package shim
 
 import (
 	"context"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
+	"net"
 	"os"
 	"path/filepath"
 	"runtime/debug"
+	"strings"
 	"time"
 
 	"github.com/containerd/containerd/api/types"
@@ -53,6 +56,9 @@ func (m *shimManager) Stop(ctx context.Context, id string) (shim.StopStatus, err
 	if err != nil {
 		log.G(ctx).WithError(err).Warn("read runtime options")
 	}
+	if err := removeDeadSocket(bundle); err != nil {
+		log.G(ctx).WithError(err).Warn("remove socket of dead shim")
+	}
 	pid, err := container.Remove(ctx, container.RemoveConfig{
 		ID:            id,
 		Root:          task.StateRoot(opts, ns),
@@ -70,6 +76,35 @@ func (m *shimManager) Stop(ctx context.Context, id string) (shim.StopStatus, err
 		log.G(ctx).WithError(err).Warn("read exit status")
 	}
 	return shim.StopStatus{Pid: pid, ExitStatus: 128 + int(unix.SIGKILL), ExitedAt: time.Now()}, nil
+}
+
+// removeDeadSocket removes the socket of a shim that has been killed. Its name is
+// where containerd has kept it; a shim that containerd never heard of removes
+// its own. In a pod several containers have one shim, which may well be alive.
+func removeDeadSocket(bundle string) error {
+	b, err := os.ReadFile(filepath.Join(bundle, "bootstrap.json"))
+	if errors.Is(err, os.ErrNotExist) {
+		return nil
+	}
+	if err != nil {
+		return err
+	}
+	var bootstrap struct{ Address string }
+	if err := json.Unmarshal(b, &bootstrap); err != nil {
+		return fmt.Errorf("decode bootstrap.json: %w", err)
+	}
+	path, ok := strings.CutPrefix(bootstrap.Address, "unix://")
+	if !ok {
+		return nil
+	}
+	conn, err := net.Dial("unix", path)
+	if err == nil {
+		return conn.Close()
+	}
+	if !errors.Is(err, unix.ECONNREFUSED) {
+		return nil // gone already, or too busy to answer
+	}
+	return os.Remove(path)
 }
 
 // Info describes the runtime. The options that it is asked about are given

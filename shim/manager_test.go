@@ -3,8 +3,11 @@ package shim
 import (
 	"bytes"
 	"context"
+	"fmt"
+	"net"
 	"os"
 	"path/filepath"
+	"strings"
 	"testing"
 	"time"
 
@@ -68,5 +71,54 @@ func TestStopWithoutContainer(t *testing.T) {
 	st, err = m.Stop(ctx, "c")
 	if err != nil || st.ExitStatus != 3 || st.Pid != 5 || !st.ExitedAt.Equal(at) {
 		t.Errorf("got %+v, %v; want what the shim wrote down", st, err)
+	}
+}
+
+// TestStopRemovesDeadSocket leaves the socket of a shim that lives, and removes
+// that of one that was killed.
+func TestStopRemovesDeadSocket(t *testing.T) {
+	bundle := filepath.Join(t.TempDir(), "c")
+	if err := os.Mkdir(bundle, 0o700); err != nil {
+		t.Fatal(err)
+	}
+	t.Chdir(bundle)
+	ctx := namespaces.WithNamespace(context.Background(), "test")
+	l, err := net.ListenUnix("unix", &net.UnixAddr{Name: filepath.Join(bundle, "socket"), Net: "unix"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	l.SetUnlinkOnClose(false)
+	b := fmt.Sprintf(`{"version":3,"address":"unix://%s/socket","protocol":"ttrpc"}`, bundle)
+	if err := os.WriteFile("bootstrap.json", []byte(b), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	m := newManager("io.statefork.v1")
+	for _, alive := range []bool{true, false} {
+		if !alive {
+			l.Close()
+		}
+		if _, err := m.Stop(ctx, "c"); err != nil {
+			t.Fatal(err)
+		}
+		if _, err := os.Lstat("socket"); (err == nil) != alive {
+			t.Errorf("shim alive %v: socket: %v", alive, err)
+		}
+	}
+}
+
+func TestServeArguments(t *testing.T) {
+	for line, want := range map[string]bool{
+		"-namespace n -id c -address /a":                          true,
+		"-namespace n -id c -address /a -debug":                   true,
+		"-namespace n -id c -address /a -publish-binary /b start": false,
+		"-namespace n -id c -address /a -bundle /b delete":        false,
+		"-namespace n -id c -address /a start":                    false,
+		"-v":                                                      false,
+		"-info":                                                   false,
+		"":                                                        false,
+	} {
+		if a, ok := serveArguments(strings.Fields(line)); ok != want || ok && (a.id != "c" || a.namespace != "n" || a.address != "/a") {
+			t.Errorf("%q: got %+v, %v", line, a, ok)
+		}
 	}
 }

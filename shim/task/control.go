@@ -26,8 +26,8 @@ var statuses = map[container.Status]tasktypes.Status{
 }
 
 // State returns what is known of a process.
-func (s *Service) State(_ context.Context, r *taskapi.StateRequest) (*taskapi.StateResponse, error) {
-	c, err := s.Container(r.ID)
+func (s *Service) State(ctx context.Context, r *taskapi.StateRequest) (*taskapi.StateResponse, error) {
+	c, err := s.Container(ctx, r.ID)
 	if err != nil {
 		return nil, err
 	}
@@ -55,8 +55,8 @@ func (s *Service) State(_ context.Context, r *taskapi.StateRequest) (*taskapi.St
 }
 
 // Pids lists the processes of a container.
-func (s *Service) Pids(_ context.Context, r *taskapi.PidsRequest) (*taskapi.PidsResponse, error) {
-	c, err := s.Container(r.ID)
+func (s *Service) Pids(ctx context.Context, r *taskapi.PidsRequest) (*taskapi.PidsResponse, error) {
+	c, err := s.Container(ctx, r.ID)
 	if err != nil {
 		return nil, err
 	}
@@ -80,7 +80,7 @@ func (s *Service) Pids(_ context.Context, r *taskapi.PidsRequest) (*taskapi.Pids
 
 // Pause freezes a container.
 func (s *Service) Pause(ctx context.Context, r *taskapi.PauseRequest) (*emptypb.Empty, error) {
-	c, err := s.Container(r.ID)
+	c, err := s.Container(ctx, r.ID)
 	if err != nil {
 		return nil, err
 	}
@@ -93,7 +93,7 @@ func (s *Service) Pause(ctx context.Context, r *taskapi.PauseRequest) (*emptypb.
 
 // Resume lets a paused container go on.
 func (s *Service) Resume(ctx context.Context, r *taskapi.ResumeRequest) (*emptypb.Empty, error) {
-	c, err := s.Container(r.ID)
+	c, err := s.Container(ctx, r.ID)
 	if err != nil {
 		return nil, err
 	}
@@ -105,8 +105,8 @@ func (s *Service) Resume(ctx context.Context, r *taskapi.ResumeRequest) (*emptyp
 }
 
 // ResizePty sets the size of a process' terminal.
-func (s *Service) ResizePty(_ context.Context, r *taskapi.ResizePtyRequest) (*emptypb.Empty, error) {
-	c, err := s.Container(r.ID)
+func (s *Service) ResizePty(ctx context.Context, r *taskapi.ResizePtyRequest) (*emptypb.Empty, error) {
+	c, err := s.Container(ctx, r.ID)
 	if err != nil {
 		return nil, err
 	}
@@ -114,8 +114,8 @@ func (s *Service) ResizePty(_ context.Context, r *taskapi.ResizePtyRequest) (*em
 }
 
 // CloseIO lets go of a process' stdin.
-func (s *Service) CloseIO(_ context.Context, r *taskapi.CloseIORequest) (*emptypb.Empty, error) {
-	c, err := s.Container(r.ID)
+func (s *Service) CloseIO(ctx context.Context, r *taskapi.CloseIORequest) (*emptypb.Empty, error) {
+	c, err := s.Container(ctx, r.ID)
 	if err != nil {
 		return nil, err
 	}
@@ -124,7 +124,7 @@ func (s *Service) CloseIO(_ context.Context, r *taskapi.CloseIORequest) (*emptyp
 
 // Update changes a container's limits.
 func (s *Service) Update(ctx context.Context, r *taskapi.UpdateTaskRequest) (*emptypb.Empty, error) {
-	c, err := s.Container(r.ID)
+	c, err := s.Container(ctx, r.ID)
 	if err != nil {
 		return nil, err
 	}
@@ -136,8 +136,8 @@ func (s *Service) Update(ctx context.Context, r *taskapi.UpdateTaskRequest) (*em
 }
 
 // Stats returns the metrics of a container's cgroup.
-func (s *Service) Stats(_ context.Context, r *taskapi.StatsRequest) (*taskapi.StatsResponse, error) {
-	c, err := s.Container(r.ID)
+func (s *Service) Stats(ctx context.Context, r *taskapi.StatsRequest) (*taskapi.StatsResponse, error) {
+	c, err := s.Container(ctx, r.ID)
 	if err != nil {
 		return nil, err
 	}

@@ -77,7 +77,7 @@ func (s *Service) Create(ctx context.Context, r *taskapi.CreateTaskRequest) (_ *
 
 // Start starts init or an exec'd process.
 func (s *Service) Start(ctx context.Context, r *taskapi.StartRequest) (*taskapi.StartResponse, error) {
-	c, err := s.Container(r.ID)
+	c, err := s.Container(ctx, r.ID)
 	if err != nil {
 		return nil, err
 	}
@@ -90,7 +90,7 @@ func (s *Service) Start(ctx context.Context, r *taskapi.StartRequest) (*taskapi.
 
 // Exec adds a process to a container.
 func (s *Service) Exec(ctx context.Context, r *taskapi.ExecProcessRequest) (*emptypb.Empty, error) {
-	c, err := s.Container(r.ID)
+	c, err := s.Container(ctx, r.ID)
 	if err != nil {
 		return nil, err
 	}
@@ -113,7 +113,7 @@ func (s *Service) Exec(ctx context.Context, r *taskapi.ExecProcessRequest) (*emp
 
 // Kill signals a process.
 func (s *Service) Kill(ctx context.Context, r *taskapi.KillRequest) (*emptypb.Empty, error) {
-	c, err := s.Container(r.ID)
+	c, err := s.Container(ctx, r.ID)
 	if err != nil {
 		return nil, err
 	}
@@ -122,7 +122,7 @@ func (s *Service) Kill(ctx context.Context, r *taskapi.KillRequest) (*emptypb.Em
 
 // Wait waits for the end of a process.
 func (s *Service) Wait(ctx context.Context, r *taskapi.WaitRequest) (*taskapi.WaitResponse, error) {
-	c, err := s.Container(r.ID)
+	c, err := s.Container(ctx, r.ID)
 	if err != nil {
 		return nil, err
 	}
@@ -135,7 +135,7 @@ func (s *Service) Wait(ctx context.Context, r *taskapi.WaitRequest) (*taskapi.Wa
 
 // Delete forgets a process that has ended, with init the whole container.
 func (s *Service) Delete(ctx context.Context, r *taskapi.DeleteRequest) (*taskapi.DeleteResponse, error) {
-	c, err := s.Container(r.ID)
+	c, err := s.Container(ctx, r.ID)
 	if err != nil {
 		return nil, err
 	}
@@ -162,7 +162,7 @@ func (s *Service) Delete(ctx context.Context, r *taskapi.DeleteRequest) (*taskap
 // Checkpoint dumps a container's processes into r.Path. Without options it runs
 // on: clients set the option to exit only for runc's own runtime.
 func (s *Service) Checkpoint(ctx context.Context, r *taskapi.CheckpointTaskRequest) (*emptypb.Empty, error) {
-	c, err := s.Container(r.ID)
+	c, err := s.Container(ctx, r.ID)
 	if err != nil {
 		return nil, err
 	}

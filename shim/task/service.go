@@ -9,8 +9,11 @@ package task
 
 import (
 	"context"
+	"errors"
 	"fmt"
+	"maps"
 	"os"
+	"slices"
 	"sync"
 
 	taskapi "github.com/containerd/containerd/api/runtime/task/v3"
@@ -32,9 +35,16 @@ type Service struct {
 	shutdown shutdown.Service
 
 	mu sync.Mutex
-	// containers maps ids to containers; nil while one is being created.
-	// Protected by mu.
-	containers map[string]*container.Container
+	// containers maps ids to containers. Protected by mu.
+	containers map[string]*entry
+}
+
+// entry is a container that is created, or is being created.
+type entry struct {
+	// made is closed when the creation has ended, well or not.
+	made chan struct{}
+	// c is nil before that. Protected by Service.mu.
+	c *container.Container
 }
 
 var (
@@ -49,7 +59,7 @@ func NewService(ctx context.Context, publisher events.Publisher, sd shutdown.Ser
 	s := &Service{
 		events:     newEventQueue(),
 		shutdown:   sd,
-		containers: map[string]*container.Container{},
+		containers: map[string]*entry{},
 	}
 	go s.events.run(context.WithoutCancel(ctx), publisher)
 	sd.RegisterCallback(s.events.close)
@@ -75,55 +85,120 @@ func (s *Service) UnaryServerInterceptor() ttrpc.UnaryServerInterceptor {
 	}
 }
 
-// Container returns the container with the given id.
-func (s *Service) Container(id string) (*container.Container, error) {
+// Container returns the container with the given id. It waits for one that is
+// being created: containerd, when it has been killed in the midst of that and
+// starts again, takes a shim that knows of no container for a leaked one.
+func (s *Service) Container(ctx context.Context, id string) (*container.Container, error) {
 	s.mu.Lock()
-	defer s.mu.Unlock()
-	c := s.containers[id]
-	if c == nil {
-		return nil, fmt.Errorf("container %q is not created: %w", id, errdefs.ErrNotFound)
+	e := s.containers[id]
+	s.mu.Unlock()
+	if e != nil {
+		if err := e.wait(ctx); err != nil {
+			return nil, fmt.Errorf("container %q: %w", id, err)
+		}
 	}
-	return c, nil
+	if c := s.made(id); c != nil {
+		return c, nil
+	}
+	return nil, fmt.Errorf("container %q is not created: %w", id, errdefs.ErrNotFound)
 }
 
-// reserve takes an id for a container that is being created.
+// made returns the container with the given id if it is there.
+func (s *Service) made(id string) *container.Container {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if e := s.containers[id]; e != nil {
+		return e.c
+	}
+	return nil
+}
+
+func (e *entry) wait(ctx context.Context) error {
+	select {
+	case <-e.made:
+		return nil
+	case <-ctx.Done():
+		return fmt.Errorf("wait for its creation: %w", ctx.Err())
+	}
+}
+
+// reserve takes an id for a container that is being created. The creation ends
+// with put or forget.
 func (s *Service) reserve(id string) error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if _, ok := s.containers[id]; ok {
 		return fmt.Errorf("container %q: %w", id, errdefs.ErrAlreadyExists)
 	}
-	s.containers[id] = nil
+	s.containers[id] = &entry{made: make(chan struct{})}
 	return nil
 }
 
 func (s *Service) put(id string, c *container.Container) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	s.containers[id] = c
+	e := s.containers[id]
+	e.c = c
+	close(e.made)
 }
 
 func (s *Service) forget(id string) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
+	if e := s.containers[id]; e != nil && e.c == nil {
+		close(e.made)
+	}
 	delete(s.containers, id)
 }
 
-// Connect returns the pids of the shim and of a container's init.
+// entries are all that there are now.
+func (s *Service) entries() []*entry {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return slices.Collect(maps.Values(s.containers))
+}
+
+// Connect returns the pids of the shim and of a container's init. It waits for
+// nothing: by it containerd finds out whether the shim is alive.
 func (s *Service) Connect(_ context.Context, r *taskapi.ConnectRequest) (*taskapi.ConnectResponse, error) {
 	resp := &taskapi.ConnectResponse{ShimPid: uint32(os.Getpid())}
-	if c, err := s.Container(r.ID); err == nil {
+	if c := s.made(r.ID); c != nil {
 		resp.TaskPid = uint32(c.Pid())
 	}
 	return resp, nil
 }
 
-// Shutdown ends the shim, unless it still has containers.
-func (s *Service) Shutdown(context.Context, *taskapi.ShutdownRequest) (*emptypb.Empty, error) {
+// Shutdown ends the shim, unless it still has containers. A container that is
+// being created counts only if that succeeds.
+func (s *Service) Shutdown(ctx context.Context, _ *taskapi.ShutdownRequest) (*emptypb.Empty, error) {
+	for _, e := range s.entries() {
+		if err := e.wait(ctx); err != nil {
+			return nil, fmt.Errorf("shut down while a container is created: %w", err)
+		}
+	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if len(s.containers) == 0 {
 		s.shutdown.Shutdown()
 	}
 	return &emptypb.Empty{}, nil
+}
+
+// Abandoned says that nobody can ask for any of the containers any more: each
+// has ended, and its bundle is gone.
+func (s *Service) Abandoned() bool {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	for _, e := range s.containers {
+		if e.c == nil {
+			return false
+		}
+		if st, err := e.c.State(""); err != nil || st.Status != container.StatusStopped {
+			return false
+		}
+		if _, err := os.Stat(e.c.Bundle()); !errors.Is(err, os.ErrNotExist) {
+			return false
+		}
+	}
+	return true
 }

@@ -2,6 +2,7 @@ package task
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"testing"
 
@@ -133,18 +134,35 @@ func TestShutdown(t *testing.T) {
 	if err := s.reserve("x"); !errdefs.IsAlreadyExists(err) {
 		t.Errorf("the same id again: got %v", err)
 	}
-	if _, err := s.Container("x"); !errdefs.IsNotFound(err) {
+	if resp, err := s.Connect(ctx, &taskapi.ConnectRequest{ID: "x"}); err != nil || resp.TaskPid != 0 {
+		t.Errorf("connect to a half-made container: got %v, %v", resp, err)
+	}
+	if s.Abandoned() {
+		t.Error("a shim that creates a container is abandoned")
+	}
+	// Both wait for the creation.
+	impatient, cancel := context.WithCancel(ctx)
+	cancel()
+	if _, err := s.Container(impatient, "x"); !errors.Is(err, context.Canceled) {
 		t.Errorf("half-made container: got %v", err)
 	}
-	if _, err := s.Shutdown(ctx, &taskapi.ShutdownRequest{}); err != nil {
-		t.Fatal(err)
+	if _, err := s.Shutdown(impatient, &taskapi.ShutdownRequest{}); !errors.Is(err, context.Canceled) {
+		t.Errorf("shut down with a half-made container: got %v", err)
 	}
+	found := make(chan error)
+	go func() { _, err := s.Container(ctx, "x"); found <- err }()
 	select {
 	case <-sd.Done():
 		t.Fatal("the shim shut down under a container")
 	default:
 	}
 	s.forget("x")
+	if err := <-found; !errdefs.IsNotFound(err) {
+		t.Errorf("container whose creation has failed: got %v", err)
+	}
+	if !s.Abandoned() {
+		t.Error("a shim without containers is not abandoned")
+	}
 	if _, err := s.Shutdown(ctx, &taskapi.ShutdownRequest{}); err != nil {
 		t.Fatal(err)
 	}

@@ -39,8 +39,9 @@ import (
 
 // Containers finds the containers that the shim runs.
 type Containers interface {
-	// Container returns the container with the given id, or ErrNotFound.
-	Container(id string) (*container.Container, error)
+	// Container returns the container with the given id, or ErrNotFound. It
+	// waits for one that is being created.
+	Container(ctx context.Context, id string) (*container.Container, error)
 }
 
 // Service implements api.WaypointService.
@@ -102,7 +103,7 @@ func edge(doing, id string, err error) error {
 // acquire waits until the container is free for an operation, and reads its
 // record then: the operation before may have changed it.
 func (s *Service) acquire(ctx context.Context, id string) (_ *container.Container, _ *record, release func(), _ error) {
-	c, err := s.containers.Container(id)
+	c, err := s.containers.Container(ctx, id)
 	if err != nil {
 		return nil, nil, nil, err
 	}
@@ -119,7 +120,7 @@ func (s *Service) acquire(ctx context.Context, id string) (_ *container.Containe
 }
 
 func (s *Service) list(ctx context.Context, req *api.ListRequest) (*api.ListResponse, error) {
-	c, err := s.containers.Container(req.ContainerId)
+	c, err := s.containers.Container(ctx, req.ContainerId)
 	if err != nil {
 		return nil, err
 	}

@@ -31,7 +31,7 @@ func (s *Service) OpenSession(ctx context.Context, req *api.OpenSessionRequest) 
 }
 
 func (s *Service) openSession(ctx context.Context, req *api.OpenSessionRequest) (*api.OpenSessionResponse, error) {
-	set, err := s.sessions(req.ContainerId)
+	set, err := s.sessions(ctx, req.ContainerId)
 	if err != nil {
 		return nil, err
 	}
@@ -49,8 +49,8 @@ func (s *Service) openSession(ctx context.Context, req *api.OpenSessionRequest) 
 }
 
 // ListSessions implements api.WaypointService.
-func (s *Service) ListSessions(_ context.Context, req *api.ListSessionsRequest) (*api.ListSessionsResponse, error) {
-	set, err := s.sessions(req.ContainerId)
+func (s *Service) ListSessions(ctx context.Context, req *api.ListSessionsRequest) (*api.ListSessionsResponse, error) {
+	set, err := s.sessions(ctx, req.ContainerId)
 	if err != nil {
 		return nil, edge("list sessions of container", req.ContainerId, err)
 	}
@@ -62,8 +62,8 @@ func (s *Service) ListSessions(_ context.Context, req *api.ListSessionsRequest) 
 }
 
 // CloseSession implements api.WaypointService.
-func (s *Service) CloseSession(_ context.Context, req *api.CloseSessionRequest) (*api.CloseSessionResponse, error) {
-	set, err := s.sessions(req.ContainerId)
+func (s *Service) CloseSession(ctx context.Context, req *api.CloseSessionRequest) (*api.CloseSessionResponse, error) {
+	set, err := s.sessions(ctx, req.ContainerId)
 	if err == nil {
 		err = set.Close(req.Session)
 	}
@@ -80,7 +80,7 @@ func (s *Service) StartStep(ctx context.Context, req *api.StartStepRequest) (*ap
 }
 
 func (s *Service) startStep(ctx context.Context, req *api.StartStepRequest) (*api.StepResponse, error) {
-	set, err := s.sessions(req.ContainerId)
+	set, err := s.sessions(ctx, req.ContainerId)
 	if err != nil {
 		return nil, err
 	}
@@ -115,7 +115,7 @@ func (s *Service) WaitStep(ctx context.Context, req *api.WaitStepRequest) (*api.
 }
 
 func (s *Service) waitStep(ctx context.Context, req *api.WaitStepRequest) (*api.StepResponse, error) {
-	set, err := s.sessions(req.ContainerId)
+	set, err := s.sessions(ctx, req.ContainerId)
 	if err != nil {
 		return nil, err
 	}
@@ -187,7 +187,7 @@ func stepResponse(st terminal.Status) *api.StepResponse {
 
 // SendInput implements api.WaypointService.
 func (s *Service) SendInput(ctx context.Context, req *api.SendInputRequest) (*api.SendInputResponse, error) {
-	sess, err := s.session(req.ContainerId, req.Session)
+	sess, err := s.session(ctx, req.ContainerId, req.Session)
 	if err == nil {
 		err = sess.Send(ctx, req.Input)
 	}
@@ -199,7 +199,7 @@ func (s *Service) SendInput(ctx context.Context, req *api.SendInputRequest) (*ap
 
 // SignalSession implements api.WaypointService.
 func (s *Service) SignalSession(ctx context.Context, req *api.SignalSessionRequest) (*api.SignalSessionResponse, error) {
-	sess, err := s.session(req.ContainerId, req.Session)
+	sess, err := s.session(ctx, req.ContainerId, req.Session)
 	if err == nil && unix.SignalName(unix.Signal(req.Signal)) == "" {
 		err = fmt.Errorf("signal %d: no such signal: %w", req.Signal, errdefs.ErrInvalidArgument)
 	}
@@ -226,7 +226,7 @@ func (s *Service) resizeSession(ctx context.Context, req *api.ResizeSessionReque
 	if err != nil {
 		return err
 	}
-	sess, err := s.session(req.ContainerId, req.Session)
+	sess, err := s.session(ctx, req.ContainerId, req.Session)
 	if err != nil {
 		return err
 	}
@@ -240,7 +240,7 @@ func (s *Service) ReadScreen(ctx context.Context, req *api.ReadScreenRequest) (*
 }
 
 func (s *Service) readScreen(ctx context.Context, req *api.ReadScreenRequest) (*api.ReadScreenResponse, error) {
-	sess, err := s.session(req.ContainerId, req.Session)
+	sess, err := s.session(ctx, req.ContainerId, req.Session)
 	if err != nil {
 		return nil, err
 	}
@@ -260,16 +260,16 @@ func (s *Service) readScreen(ctx context.Context, req *api.ReadScreenRequest) (*
 	return &api.ReadScreenResponse{Output: buf[:n], Offset: uint64(from), Closed: closed}, nil
 }
 
-func (s *Service) sessions(id string) (*terminal.Set, error) {
-	c, err := s.containers.Container(id)
+func (s *Service) sessions(ctx context.Context, id string) (*terminal.Set, error) {
+	c, err := s.containers.Container(ctx, id)
 	if err != nil {
 		return nil, err
 	}
 	return c.Sessions(), nil
 }
 
-func (s *Service) session(id, name string) (*terminal.Session, error) {
-	set, err := s.sessions(id)
+func (s *Service) session(ctx context.Context, id, name string) (*terminal.Session, error) {
+	set, err := s.sessions(ctx, id)
 	if err != nil {
 		return nil, err
 	}
