@@ -17,6 +17,7 @@ import (
 // copied into the spec's annotations, from where nerdctl's hooks read them.
 const (
 	nerdctlPrefix      = "nerdctl/"
+	nerdctlNetworks    = nerdctlPrefix + "networks"
 	nerdctlName        = nerdctlPrefix + "name"
 	nerdctlHostname    = nerdctlPrefix + "hostname"
 	nerdctlStateDir    = nerdctlPrefix + "state-dir"

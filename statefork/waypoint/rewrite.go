@@ -86,10 +86,24 @@ func rewrite(src containers.Container, st *store, ports []portMapping, to identi
 		if err := f.rewriteNerdctl(src, spec, *st, ports, to); err != nil {
 			return nil, err
 		}
+	} else {
+		nameNoNetwork(spec)
 	}
 	f.dropOnce(spec)
 	f.Labels[LabelForkedFrom] = to.From
 	return f, f.setSpec(src, spec)
+}
+
+// nameNoNetwork lets nerdctl remove a fork of a container that it has not made: it
+// asks the annotations which networks to clean up, and fails without an answer.
+func nameNoNetwork(spec *specs.Spec) {
+	if _, ok := spec.Annotations[nerdctlNetworks]; ok {
+		return
+	}
+	if spec.Annotations == nil {
+		spec.Annotations = map[string]string{}
+	}
+	spec.Annotations[nerdctlNetworks] = `["none"]`
 }
 
 func specOf(rec containers.Container) (*specs.Spec, error) {

@@ -185,6 +185,8 @@ func TestRewriteCtr(t *testing.T) {
 	// All that is not rewritten is the same.
 	old, _ := specOf(src)
 	old.Linux.CgroupsPath = spec.Linux.CgroupsPath
+	// Without it, nerdctl does not remove the fork.
+	old.Annotations = map[string]string{"nerdctl/networks": `["none"]`}
 	a, _ := json.Marshal(old)
 	b, _ := json.Marshal(spec)
 	if string(a) != string(b) {
