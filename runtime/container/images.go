@@ -72,6 +72,8 @@ type ExternalMount struct {
 	FSType  string `json:"fstype"`
 	Source  string `json:"source,omitempty"`
 	Options string `json:"options,omitempty"`
+	// Flags are those of this mount, as mountinfo shows them: "ro,nosuid".
+	Flags string `json:"flags,omitempty"`
 	// Dev identifies the file system instance within one Description.
 	Dev string `json:"dev"`
 	// Root is the mounted part of the file system.

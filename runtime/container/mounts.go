@@ -65,6 +65,7 @@ func classify(infos []*mountinfo.Info, binds []string) ([]ExternalMount, error) 
 			FSType:     m.FSType,
 			Source:     m.Source,
 			Options:    m.VFSOptions,
+			Flags:      m.Options,
 			Dev:        devOf(m),
 			Root:       m.Root,
 		})
@@ -108,11 +109,24 @@ type staged struct {
 	name string // below workerDir
 	dir  bool
 	file *os.File
+	// flags are those of the mount as mountinfo shows them; empty leaves them
+	// as they are.
+	flags string
 }
 
-// staging is the set of mounts that a restore offers to CRIU.
+// part is one more mount of a staged file system: of its directory or file at
+// source, with flags of its own.
+type part struct {
+	name, source, flags string
+}
+
+// staging is the set of mounts that a restore offers to CRIU. Each has its flags
+// already: where two mounts of a file system have the same ones, CRIU takes it
+// that the second one got them from the first and does not set them.
 type staging struct {
 	mounts []staged
+	// parts are mounted when the mounts are attached.
+	parts []part
 	// sources maps a mount's key to its path below the staging directory.
 	sources map[string]string
 }
@@ -200,12 +214,13 @@ func freshMounts(ctx context.Context, images string, ext []ExternalMount, live *
 				s.mounts = append(s.mounts, staged{name: name, dir: true, file: f})
 			}
 			rel := strings.TrimPrefix(m.Root, strings.TrimSuffix(bases[m.Dev].Root, "/"))
-			s.sources[m.Key] = path.Join(name, rel)
+			s.parts = append(s.parts, part{name: m.Key, source: path.Join(name, rel), flags: m.Flags})
+			s.sources[m.Key] = m.Key
 			continue
 		}
 		if key, ok := liveKeys[m.Mountpoint]; ok {
 			if st, ok := live.take(key); ok {
-				st.name = m.Key
+				st.name, st.flags = m.Key, m.Flags
 				s.mounts = append(s.mounts, st)
 				s.sources[m.Key] = m.Key
 				continue
@@ -219,7 +234,7 @@ func freshMounts(ctx context.Context, images string, ext []ExternalMount, live *
 		if err != nil {
 			return nil, fmt.Errorf("mount %q from %q: %w", m.Mountpoint, src, err)
 		}
-		s.mounts = append(s.mounts, staged{name: m.Key, dir: dir, file: f})
+		s.mounts = append(s.mounts, staged{name: m.Key, dir: dir, file: f, flags: m.Flags})
 		s.sources[m.Key] = m.Key
 	}
 	return s, nil
@@ -297,10 +312,27 @@ func (s *staging) attach(oldRoot, program string) error {
 			return err
 		}
 	}
+	for _, p := range s.parts {
+		if err := p.attach(); err != nil {
+			return err
+		}
+	}
 	return nil
 }
 
-// attach puts the mount at target.
+// attach makes the mount. A detached file system cannot be cloned by older
+// kernels, so this comes after it was attached.
+func (p part) attach() error {
+	f, dir, err := openTree(unix.AT_FDCWD, filepath.Join(workerDir, p.source), unix.OPEN_TREE_CLONE)
+	if err != nil {
+		return fmt.Errorf("clone mount %q: %w", p.source, err)
+	}
+	defer f.Close()
+	m := staged{name: p.name, dir: dir, file: f, flags: p.flags}
+	return m.attach(filepath.Join(workerDir, p.name))
+}
+
+// attach puts the mount at target and gives it its flags.
 func (m staged) attach(target string) error {
 	if err := makeTarget(target, m.dir); err != nil {
 		return fmt.Errorf("make mountpoint: %w", err)
@@ -308,7 +340,35 @@ func (m staged) attach(target string) error {
 	if err := unix.MoveMount(int(m.file.Fd()), "", unix.AT_FDCWD, target, unix.MOVE_MOUNT_F_EMPTY_PATH); err != nil {
 		return fmt.Errorf("attach mount %q: %w", m.name, os.NewSyscallError("move_mount", err))
 	}
+	if m.flags == "" {
+		return nil
+	}
+	if err := unix.Mount("", target, "", unix.MS_BIND|unix.MS_REMOUNT|mountFlags(m.flags), ""); err != nil {
+		return fmt.Errorf("set flags %q of mount %q: %w", m.flags, m.name, os.NewSyscallError("mount", err))
+	}
 	return nil
+}
+
+// mountFlags reads the flags of a mount as mountinfo shows them: "ro,nosuid".
+func mountFlags(shown string) uintptr {
+	known := map[string]uintptr{
+		"ro":          unix.MS_RDONLY,
+		"nosuid":      unix.MS_NOSUID,
+		"nodev":       unix.MS_NODEV,
+		"noexec":      unix.MS_NOEXEC,
+		"noatime":     unix.MS_NOATIME,
+		"nodiratime":  unix.MS_NODIRATIME,
+		"relatime":    unix.MS_RELATIME,
+		"nosymfollow": unix.MS_NOSYMFOLLOW,
+	}
+	var flags uintptr
+	for _, name := range strings.Split(shown, ",") {
+		flags |= known[name]
+	}
+	if flags&(unix.MS_NOATIME|unix.MS_RELATIME) == 0 {
+		flags |= unix.MS_STRICTATIME // shown by nothing, and not what no flag means
+	}
+	return flags
 }
 
 // hide lays a tmpfs over hiddenDir but keeps what is there around program: the

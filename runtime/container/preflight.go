@@ -68,7 +68,13 @@ func checkTasks(init int, pids []int) error {
 		return err
 	}
 	for pid, t := range tasks {
-		if pid == init || t.state == 'Z' || t.state == 'X' {
+		if t.state == 'Z' || t.state == 'X' {
+			continue
+		}
+		if err := limitsReadable(t); err != nil {
+			return err
+		}
+		if pid == init {
 			continue
 		}
 		if !descends(tasks, pid, init) {
@@ -83,6 +89,16 @@ func checkTasks(init int, pids []int) error {
 		}
 	}
 	return nil
+}
+
+// limitsReadable refuses what CRIU asks for and would be denied: the kernel tells
+// the resource limits of another user's process only to who may set them.
+func limitsReadable(t task) error {
+	err := unix.Prlimit(t.pid, unix.RLIMIT_CORE, nil, &unix.Rlimit{})
+	if errors.Is(err, unix.EPERM) {
+		return fmt.Errorf("%s has another user or group than root's, and its resource limits can be kept only with CAP_SYS_RESOURCE, which this host does not give: %w", t, errdefs.ErrFailedPrecondition)
+	}
+	return nil // gone, or for CRIU to say
 }
 
 func descends(tasks map[int]task, pid, init int) bool {

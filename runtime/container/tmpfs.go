@@ -8,6 +8,7 @@ import (
 	"io"
 	"os"
 	"path/filepath"
+	"slices"
 	"strconv"
 	"strings"
 
@@ -119,7 +120,25 @@ func newTmpfs(ctx context.Context, base ExternalMount, archivePath string) (_ *o
 			return nil, fmt.Errorf("make tmpfs for %q: %w", base.Mountpoint, err)
 		}
 	}
+	if slices.Contains(strings.Split(base.Options, ","), "ro") {
+		if err := makeReadonly(f); err != nil {
+			return nil, fmt.Errorf("make tmpfs for %q read-only: %w", base.Mountpoint, err)
+		}
+	}
 	return f, nil
+}
+
+// makeReadonly makes a whole file system read-only, whichever mount shows it.
+func makeReadonly(f *os.File) error {
+	fs, err := unix.Fspick(int(f.Fd()), "", unix.FSPICK_CLOEXEC|unix.FSPICK_EMPTY_PATH)
+	if err != nil {
+		return os.NewSyscallError("fspick", err)
+	}
+	defer unix.Close(fs)
+	if err := unix.FsconfigSetFlag(fs, "ro"); err != nil {
+		return os.NewSyscallError("fsconfig", err)
+	}
+	return os.NewSyscallError("fsconfig", unix.FsconfigReconfigure(fs))
 }
 
 // mountTmpfsDetached makes a tmpfs with the options that mountinfo showed for
@@ -139,7 +158,7 @@ func mountTmpfsDetached(source, options string) (*os.File, error) {
 		k, v, hasValue := strings.Cut(o, "=")
 		switch {
 		case k == "" || k == "rw" || k == "ro" || k == "seclabel":
-			// flags of the mount, which CRIU sets, and of the host's LSM
+			// set once it is filled, and of the host's LSM
 			continue
 		case hasValue:
 			err = unix.FsconfigSetString(fs, k, v)
