@@ -75,7 +75,7 @@ func (c *Container) Checkpoint(ctx context.Context, opts CheckpointOptions) (_ T
 		images:     opts.Images,
 		desc:       d.desc,
 		mounts:     d.live,
-		namespaces: namespacePlan{enter: d.enter},
+		namespaces: namespacePlan{enter: d.enter, cgroup: d.cgroup},
 		ends:       d.ends,
 		resume:     d.held.Resume,
 	})
@@ -186,6 +186,7 @@ type dumping struct {
 	desc   *Description
 	live   *staging
 	enter  namespaceFiles
+	cgroup *os.File // its namespace, nil for the host's
 	held   *terminal.Held
 	ends   []terminal.End
 	worker *criu.Worker
@@ -207,7 +208,7 @@ func (d *dumping) Close() {
 	if d.held != nil {
 		d.held.Free()
 	}
-	d.enter.Close()
+	namespacePlan{enter: d.enter, cgroup: d.cgroup}.Close()
 }
 
 // prepareDump does all of a dump that can be done while the container runs.
@@ -246,6 +247,9 @@ func (c *Container) prepareDump(ctx context.Context) (_ *dumping, retErr error) 
 		return nil, err
 	}
 	if d.enter, err = c.namespacesToEnter(cfg, pid); err != nil {
+		return nil, err
+	}
+	if d.cgroup, err = cgroupNamespaceOf(cfg, pid); err != nil {
 		return nil, err
 	}
 	d.desc.Entered = d.enter.names()

@@ -30,7 +30,7 @@ func (c *Container) startFromCheckpoint(ctx context.Context) (int, error) {
 	if err != nil {
 		return 0, err
 	}
-	r, err := c.prepareFork(ctx, cfg, desc)
+	r, err := c.prepareFork(ctx, cfg, cg, desc)
 	if err != nil {
 		return 0, err
 	}
@@ -51,7 +51,7 @@ func (c *Container) startFromCheckpoint(ctx context.Context) (int, error) {
 	return pid, c.runHooks(cfg, pid, configs.Poststart)
 }
 
-func (c *Container) prepareFork(ctx context.Context, cfg *libConfig, desc *Description) (_ *restoring, retErr error) {
+func (c *Container) prepareFork(ctx context.Context, cfg *libConfig, cg cgroups.Manager, desc *Description) (_ *restoring, retErr error) {
 	fresh, err := freshMounts(ctx, c.checkpoint, desc.Mounts, nil, nil, c.mountSource(cfg))
 	if err != nil {
 		return nil, err
@@ -65,9 +65,17 @@ func (c *Container) prepareFork(ctx context.Context, cfg *libConfig, desc *Descr
 	if err != nil {
 		return nil, err
 	}
+	bin, err := findCRIU(ctx)
+	if err == nil {
+		plan.cgroup, err = newCgroupNamespace(cfg, cg, bin.Path)
+	}
+	if err != nil {
+		plan.Close()
+		return nil, err
+	}
 	revival, err := c.sessions.Revive(c.checkpoint)
 	if err != nil {
-		plan.enter.Close()
+		plan.Close()
 		return nil, err
 	}
 	r, err := c.prepareRestore(ctx, restoreSource{
@@ -82,7 +90,7 @@ func (c *Container) prepareFork(ctx context.Context, cfg *libConfig, desc *Descr
 		owned:      true,
 	})
 	if err != nil {
-		plan.enter.Close()
+		plan.Close()
 		revival.Close()
 		return nil, err
 	}

@@ -64,6 +64,9 @@ func (n namespaceFiles) names() []string {
 // namespacePlan says in which namespaces a CRIU process is to run.
 type namespacePlan struct {
 	enter namespaceFiles
+	// cgroup is the container's cgroup namespace, nil for the host's. What the
+	// process restores is born in it. Only a restore needs it.
+	cgroup *os.File
 	// create holds the CLONE_NEW flags of namespaces to make.
 	create int
 	// hostname and domainname are set if not empty.
@@ -73,11 +76,25 @@ type namespacePlan struct {
 	sysctls  map[string]string
 }
 
+// Close closes the namespaces' files.
+func (p namespacePlan) Close() error {
+	err := p.enter.Close()
+	if p.cgroup != nil {
+		err = errors.Join(err, p.cgroup.Close())
+	}
+	return err
+}
+
 // apply carries the plan out on the calling OS thread.
 func (p namespacePlan) apply() error {
 	for _, name := range p.enter.names() {
 		if err := unix.Setns(int(p.enter[name].Fd()), namespaceFlags[name]); err != nil {
 			return fmt.Errorf("enter %s namespace: %w", name, os.NewSyscallError("setns", err))
+		}
+	}
+	if p.cgroup != nil {
+		if err := unix.Setns(int(p.cgroup.Fd()), unix.CLONE_NEWCGROUP); err != nil {
+			return fmt.Errorf("enter cgroup namespace: %w", os.NewSyscallError("setns", err))
 		}
 	}
 	if p.create != 0 {

@@ -133,13 +133,18 @@ func (c *Container) prepareRollback(ctx context.Context, pid int, cfg *libConfig
 		fresh.Close()
 		return nil, err
 	}
+	plan := namespacePlan{enter: enter}
+	if plan.cgroup, err = cgroupNamespaceOf(cfg, pid); err != nil {
+		fresh.Close()
+		plan.Close()
+		return nil, err
+	}
 	revival, err := c.sessions.Revive(opts.Images)
 	if err != nil {
 		fresh.Close()
-		enter.Close()
+		plan.Close()
 		return nil, err
 	}
-	plan := namespacePlan{enter: enter}
 	if cfg.Namespaces.IsPrivate(nsUTS) {
 		plan.hostname, plan.domainname = desc.Hostname, desc.Domainname
 	}
@@ -165,7 +170,7 @@ func (c *Container) prepareRollback(ctx context.Context, pid int, cfg *libConfig
 	})
 	if err != nil {
 		fresh.Close()
-		enter.Close()
+		plan.Close()
 		revival.Close()
 		return nil, err
 	}
@@ -285,7 +290,7 @@ func (r *restoring) Close() {
 	}
 	if r.owned {
 		r.mounts.Close()
-		r.namespaces.enter.Close()
+		r.namespaces.Close()
 		if r.revival != nil {
 			r.revival.Close()
 		}
