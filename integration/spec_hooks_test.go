@@ -6,9 +6,11 @@ import (
 	"os"
 	"path/filepath"
 	"strings"
+	"syscall"
 	"testing"
 
 	"github.com/containerd/containerd/v2/pkg/oci"
+	"github.com/containerd/errdefs"
 	"github.com/opencontainers/runtime-spec/specs-go"
 )
 
@@ -70,24 +72,48 @@ func TestSpecHooks(t *testing.T) {
 	fork := e.bareFork("box@n1")
 	e.equal("hooks of a fork", ran(fork), "prestart=creating createRuntime=creating poststart=running")
 	e.equal("the fork", e.try(fork, "true"), "yes")
-	c, err := e.ns.Find(e.ctx, fork)
+	e.end(fork)
+	e.equal("hooks of the fork's end", ran(fork), "poststop=stopped")
+}
+
+// end kills a container's task and deletes it.
+func (e *env) end(container string) {
+	e.Helper()
+	c, err := e.ns.Find(e.ctx, container)
 	if err != nil {
-		t.Fatal(err)
+		e.Fatal(err)
 	}
 	task, err := c.Task(e.ctx, nil)
 	if err != nil {
-		t.Fatal(err)
+		e.Fatal(err)
 	}
 	exited, err := task.Wait(e.ctx)
 	if err != nil {
-		t.Fatal(err)
+		e.Fatal(err)
 	}
-	if err := task.Kill(e.ctx, 9); err != nil {
-		t.Fatal(err)
+	if err := task.Kill(e.ctx, syscall.SIGKILL); err != nil {
+		e.Fatal(err)
 	}
 	<-exited
 	if _, err := task.Delete(e.ctx); err != nil {
+		e.Fatal(err)
+	}
+}
+
+// TestSpecPoststopFails: the end of a container goes on if its last hook fails.
+// That nothing is left is looked at after the test.
+func TestSpecPoststopFails(t *testing.T) {
+	t.Parallel()
+	e := setup(t, common(t))
+	e.specified("box", spec(func(s *specs.Spec) {
+		s.Hooks = &specs.Hooks{Poststop: []specs.Hook{{Path: "/bin/false"}}}
+	}))
+	e.end("box")
+	c, err := e.ns.Find(e.ctx, "box")
+	if err != nil {
 		t.Fatal(err)
 	}
-	e.equal("hooks of the fork's end", ran(fork), "poststop=stopped")
+	if _, err := c.Task(e.ctx, nil); !errdefs.IsNotFound(err) {
+		t.Errorf("the task is there after it was deleted: %v", err)
+	}
 }

@@ -337,7 +337,7 @@ func (c *Container) deleteInit(ctx context.Context, p *process) (Exit, error) {
 			log.G(ctx).WithError(err).WithField("exec", e.id).Warn("close standard streams")
 		}
 	}
-	if err := c.destroy(); err != nil {
+	if err := c.destroy(ctx); err != nil {
 		return Exit{}, err
 	}
 	if err := c.unmountRoot(); err != nil {
@@ -376,7 +376,7 @@ func (c *Container) stopCreated(ctx context.Context, p *process) error {
 
 // destroy removes the cgroup and libcontainer's state, and runs the poststop
 // hooks.
-func (c *Container) destroy() error {
+func (c *Container) destroy(ctx context.Context) error {
 	lc := c.lc()
 	// It finds out that init is gone by looking.
 	status, err := lc.Status()
@@ -392,8 +392,20 @@ func (c *Container) destroy() error {
 			return fmt.Errorf("read status of container: %w", err)
 		}
 	}
-	if err := lc.Destroy(); err != nil {
-		return fmt.Errorf("destroy container %q: %w", c.id, errorClass(err))
+	return destroyLoaded(ctx, lc, c.stateDir())
+}
+
+// destroyLoaded has libcontainer remove what there is of a container and run its
+// poststop hooks. Those come last, when the state is gone: if one of them fails,
+// the container has ended nevertheless.
+func destroyLoaded(ctx context.Context, lc *libcontainer.Container, stateDir string) error {
+	err := lc.Destroy()
+	if err == nil {
+		return nil
 	}
-	return nil
+	if _, serr := os.Stat(stateDir); errors.Is(serr, os.ErrNotExist) {
+		log.G(ctx).WithError(err).WithField("task", lc.ID()).Warn("poststop hook failed")
+		return nil
+	}
+	return fmt.Errorf("destroy container %q: %w", lc.ID(), errorClass(err))
 }

@@ -42,7 +42,7 @@ func Remove(ctx context.Context, cfg RemoveConfig) (pid int, err error) {
 	lc, err := libcontainer.Load(root, cfg.ID)
 	switch {
 	case err == nil:
-		pid, err = removeLoaded(ctx, lc)
+		pid, err = removeLoaded(ctx, lc, filepath.Join(root, cfg.ID))
 	case errors.Is(err, libcontainer.ErrNotExist):
 		err = removeHalfMade(ctx, cfg, filepath.Join(root, cfg.ID))
 	default:
@@ -61,7 +61,7 @@ func unmountBundle(bundle string) error {
 	return mount.UnmountRecursive(bundle, 0)
 }
 
-func removeLoaded(ctx context.Context, lc *libcontainer.Container) (int, error) {
+func removeLoaded(ctx context.Context, lc *libcontainer.Container, stateDir string) (int, error) {
 	state, err := lc.State()
 	if err != nil {
 		return 0, fmt.Errorf("read state of container: %w", err)
@@ -77,10 +77,7 @@ func removeLoaded(ctx context.Context, lc *libcontainer.Container) (int, error) 
 	if _, err := lc.Status(); err != nil {
 		log.G(ctx).WithError(err).Warn("read status of container")
 	}
-	if err := lc.Destroy(); err != nil {
-		return state.InitProcessPid, fmt.Errorf("destroy container: %w", err)
-	}
-	return state.InitProcessPid, nil
+	return state.InitProcessPid, destroyLoaded(ctx, lc, stateDir)
 }
 
 // removeHalfMade removes a container without state: it was not created to its
