@@ -31,7 +31,9 @@ func TestSpecHooks(t *testing.T) {
 		oci.WithMounts([]specs.Mount{{Destination: dir, Type: "bind", Source: dir, Options: []string{"rbind", "rw"}}}),
 		spec(func(s *specs.Spec) {
 			s.Hooks = &specs.Hooks{
-				Prestart: hook("prestart"), CreateRuntime: hook("createRuntime"), CreateContainer: hook("createContainer"),
+				//lint:ignore SA1019 nerdctl and others still have them
+				Prestart:      hook("prestart"),
+				CreateRuntime: hook("createRuntime"), CreateContainer: hook("createContainer"),
 				StartContainer: hook("startContainer"), Poststart: hook("poststart"), Poststop: hook("poststop"),
 			}
 		}))
