@@ -224,6 +224,7 @@ func (c *Container) createInit(ctx context.Context, cfg Config) (retErr error) {
 		return fmt.Errorf("create init: %w", err)
 	}
 	c.follow(&generation{number: 1, pid: pid, reaped: make(chan struct{}), wait: waitChild(lp)})
+	c.notePid(ctx, pid)
 	c.afterInit(ctx)
 	c.observer.Created(pid)
 	return nil

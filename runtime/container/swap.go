@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"strconv"
 	"sync"
 	"time"
 
@@ -153,10 +154,20 @@ func (c *Container) adoptRestored(ctx context.Context, pid int, masters []*os.Fi
 		return err
 	}
 	c.adoptInit(pid)
+	c.notePid(ctx, pid)
 	if err := c.attachTerminals(masters, src); err != nil {
 		log.G(ctx).WithError(err).Warn("attach restored terminals")
 	}
 	return nil
+}
+
+// notePid writes init's pid into the bundle, where runc's shim has it too: there
+// are tools that look for it. Nothing here reads it.
+func (c *Container) notePid(ctx context.Context, pid int) {
+	name := filepath.Join(c.bundle, "init.pid")
+	if err := os.WriteFile(name, []byte(strconv.Itoa(pid)), 0o644); err != nil {
+		log.G(ctx).WithError(err).Warn("note pid of init")
+	}
 }
 
 // attachTerminals gives the masters of restored terminals to whom they belong.
