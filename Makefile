@@ -66,9 +66,9 @@ unit: setup build ## tests that need neither root nor a daemon, with the race de
 		$$(go list -tags seccomp ./... | grep -v '^github.com/statefork/statefork/integration')
 
 .PHONY: integration
-integration: setup build ## tests against real containerd, CRIU and kernel; needs root
+integration: setup build ## tests against real containerd, CRIU and kernel, also under cgroup v2; needs root
 	@$(closing) integration contrib/setup/as-root.sh \
-		$(gotest) -count=1 -timeout 45m -tags seccomp ./integration/... ./snapshotter -test.root
+		contrib/setup/integration.sh -count=1 -timeout 45m -tags seccomp
 
 .PHONY: test
 test: setup ## lint, unit and integration (the last only as root)

@@ -117,7 +117,9 @@ func (e *env) namesCulprit(msg, name, id string) {
 func (e *env) inventory(container string) string {
 	e.Helper()
 	w := e.writable(container)
-	script := `find "$1" "$2" | sort; grep -F "/$3/" /proc/1/mountinfo; cat /sys/fs/cgroup/freezer/$3/*/freezer.state 2>/dev/null; iptables-save | grep -v '^#' || true`
+	script := `find "$1" "$2" | sort; grep -F "/$3/" /proc/self/mountinfo
+		cat /sys/fs/cgroup/freezer/$3/*/freezer.state /sys/fs/cgroup/$3/*/cgroup.freeze 2>/dev/null
+		iptables-save | sed '/^#/d; s/ \[[0-9:]*]//'`
 	out := e.must(e.ns.Exec(e.ctx, "bash", "-c", script, "-", filepath.Dir(w.Workdir), w.Upperdir, e.ns.NS))
 	var nodes []string
 	for _, n := range e.nodes(container) {

@@ -273,6 +273,7 @@ func onShells(t *testing.T, f func(s *shelled)) {
 
 // with is the same environment for a subtest.
 func (e *env) with(t *testing.T) *env {
+	leaveOut(t)
 	sub := *e
 	sub.T = t
 	return &sub

@@ -72,14 +72,18 @@ func (m marking) in(s string) bool {
 	return slices.ContainsFunc(m, func(mark string) bool { return strings.Contains(s, mark) })
 }
 
-// addMounts lists the mount namespace of process 1, which is where a mount
-// outlives whoever made it.
+// addMounts lists the mount namespaces in which a mount outlives whoever made
+// it: that of process 1, and our own if it is another.
 func (inv Inventory) addMounts(m marking) error {
-	b, err := os.ReadFile("/proc/1/mountinfo")
-	if err != nil {
-		return fmt.Errorf("list mounts: %w", err)
+	var all []byte
+	for _, name := range []string{"/proc/1/mountinfo", "/proc/self/mountinfo"} {
+		b, err := os.ReadFile(name)
+		if err != nil {
+			return fmt.Errorf("list mounts: %w", err)
+		}
+		all = append(all, b...)
 	}
-	for line := range strings.Lines(string(b)) {
+	for line := range strings.Lines(string(all)) {
 		// id, parent and device numbers differ each time
 		f := strings.Fields(line)
 		if len(f) < 6 {
