@@ -22,6 +22,7 @@ var oncePerRun = map[string]string{
 	"TestSessionPidsLimit":         "needs the pids controller, which the machine uses in v1",
 	"TestSessionRestrictions/pids": "needs the pids controller, which the machine uses in v1",
 	"TestCtr":                      "ctr always asks for shares of the cpu, and the machine uses that controller in v1",
+	"TestOOM":                      "needs the memory controller, which the machine uses in v1",
 	"TestSecondPass":               "starts what it runs in",
 }
 
