@@ -23,8 +23,8 @@ PATH=$(tr : '\n' <<<"$PATH" | grep -vxF "$bin" | paste -sd:)
 
 export CGO_ENABLED=0
 if ! { at_least "$(version containerd || true)" "$want" && system containerd ctr; }; then
-	# The parts left out need C libraries or are Kubernetes' own.
-	flags=(-tags "no_btrfs no_devmapper no_zfs no_cri"
+	# The parts left out need C libraries.
+	flags=(-tags "no_btrfs no_devmapper no_zfs"
 		-ldflags "-s -w -X $containerd/version.Version=$(pinned $containerd)")
 	tool $containerd/cmd/containerd $containerd "${flags[@]}"
 	tool $containerd/cmd/ctr $containerd "${flags[@]}"
