@@ -1,21 +1,25 @@
 package task
 
 import (
+	"bytes"
+	"errors"
 	"fmt"
-	"strconv"
-	"strings"
+	"os"
+	"path/filepath"
 
 	"github.com/containerd/containerd/api/types/runc/options"
 	runtimeoptions "github.com/containerd/containerd/api/types/runtimeoptions/v1"
 	"github.com/containerd/errdefs"
 	"github.com/containerd/typeurl/v2"
+	"github.com/pelletier/go-toml/v2"
 	"google.golang.org/protobuf/types/known/anypb"
 )
 
-// decodeOptions reads the options of a Create. ctr and nerdctl send runc's; CRI
-// sends its generic ones for every runtime whose name is not runc's; no options
-// are as good as empty ones.
-func decodeOptions(any *anypb.Any) (*options.Options, error) {
+// DecodeOptions reads the options that a container or its shim is started with.
+// ctr and nerdctl send runc's; CRI sends its generic ones for every runtime
+// whose name is not runc's; no options are as good as empty ones. The result is
+// checked: what is asked for here is honoured.
+func DecodeOptions(any *anypb.Any) (*options.Options, error) {
 	if any.GetTypeUrl() == "" {
 		return &options.Options{}, nil
 	}
@@ -25,51 +29,68 @@ func decodeOptions(any *anypb.Any) (*options.Options, error) {
 	}
 	switch o := v.(type) {
 	case *options.Options:
-		return o, nil
+		return o, checkOptions(o)
 	case *runtimeoptions.Options:
-		return parseOptions(string(o.ConfigBody))
+		return genericOptions(o)
 	}
 	return nil, fmt.Errorf("runtime options are of the unknown type %q: %w", any.TypeUrl, errdefs.ErrInvalidArgument)
 }
 
-// parseOptions reads the options section of CRI's configuration, which is a
-// flat table of TOML as containerd writes it: one "key = value" a line.
-func parseOptions(body string) (*options.Options, error) {
-	o := &options.Options{}
-	for line := range strings.Lines(body) {
-		key, value, ok := strings.Cut(line, "=")
-		if !ok {
-			continue
+// genericOptions reads options that are a table of TOML: the section of CRI's
+// configuration, or the file that it or a client names instead.
+func genericOptions(g *runtimeoptions.Options) (*options.Options, error) {
+	body, from := g.ConfigBody, "runtime options"
+	if g.ConfigPath != "" {
+		var err error
+		if body, err = os.ReadFile(g.ConfigPath); err != nil {
+			return nil, fmt.Errorf("read runtime options: %w: %w", err, errdefs.ErrInvalidArgument)
 		}
-		if err := setOption(o, strings.TrimSpace(key), strings.TrimSpace(value)); err != nil {
-			return nil, fmt.Errorf("runtime option %q: %w: %w", strings.TrimSpace(line), err, errdefs.ErrInvalidArgument)
-		}
+		from = fmt.Sprintf("runtime options in %q", g.ConfigPath)
 	}
-	return o, nil
+	o, err := parseOptions(body)
+	if err != nil {
+		return nil, fmt.Errorf("%s: %w: %w", from, err, errdefs.ErrInvalidArgument)
+	}
+	return o, checkOptions(o)
 }
 
-// setOption sets the options that have a meaning here and skips all others.
-func setOption(o *options.Options, key, value string) (err error) {
-	number := func(to *uint32) error {
-		n, err := strconv.ParseUint(value, 10, 32)
-		*to = uint32(n)
-		return err
+// parseOptions reads a table with runc's options. A key that is none of them is
+// an error, as it would otherwise be a setting without effect.
+func parseOptions(body []byte) (*options.Options, error) {
+	// Where the table is a section of CRI's configuration these two may stand
+	// in it; they have told their tale already.
+	t := struct {
+		*options.Options
+		TypeUrl, ConfigPath string
+	}{Options: &options.Options{}}
+	d := toml.NewDecoder(bytes.NewReader(body)).DisallowUnknownFields()
+	err := d.Decode(&t)
+	var unknown *toml.StrictMissingError
+	var wrong *toml.DecodeError
+	switch {
+	case err == nil:
+		return t.Options, nil
+	case errors.As(err, &unknown):
+		return nil, fmt.Errorf("there is no option %q", unknown.Errors[0].Key())
+	case errors.As(err, &wrong):
+		line, _ := wrong.Position()
+		return nil, fmt.Errorf("line %d, option %q: %w", line, wrong.Key(), err)
 	}
-	switch key {
-	case "Root":
-		o.Root = strings.Trim(value, `'"`)
-	case "ShimCgroup":
-		o.ShimCgroup = strings.Trim(value, `'"`)
-	case "SystemdCgroup":
-		o.SystemdCgroup, err = strconv.ParseBool(value)
-	case "NoPivotRoot":
-		o.NoPivotRoot, err = strconv.ParseBool(value)
-	case "NoNewKeyring":
-		o.NoNewKeyring, err = strconv.ParseBool(value)
-	case "IoUid":
-		err = number(&o.IoUid)
-	case "IoGid":
-		err = number(&o.IoGid)
+	return nil, err
+}
+
+// checkOptions refuses what cannot be had.
+//
+// All of runc's options are known. CriuImagePath, TaskApiAddress and
+// TaskApiVersion are for containerd, which acts on them before it calls a shim;
+// CriuWorkPath has nothing to say, as the logs of a dump or restore are kept
+// with its images.
+func checkOptions(o *options.Options) error {
+	if o.BinaryName != "" {
+		return fmt.Errorf("runtime option BinaryName is %q: this runtime runs containers itself and no such program, leave it out: %w", o.BinaryName, errdefs.ErrInvalidArgument)
 	}
-	return err
+	if o.Root != "" && !filepath.IsAbs(o.Root) {
+		return fmt.Errorf("runtime option Root is %q, not an absolute path: %w", o.Root, errdefs.ErrInvalidArgument)
+	}
+	return nil
 }

@@ -4,6 +4,9 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"os"
+	"path/filepath"
+	"strings"
 	"testing"
 
 	taskapi "github.com/containerd/containerd/api/runtime/task/v3"
@@ -37,24 +40,47 @@ func TestDecodeOptions(t *testing.T) {
 		"runc's": encode(t, want),
 		"CRI's":  encode(t, &runtimeoptions.Options{ConfigBody: []byte(body)}),
 	} {
-		got, err := decodeOptions(in)
+		got, err := DecodeOptions(in)
 		if err != nil || !proto.Equal(got, want) {
 			t.Errorf("%s: got %v, %v; want %v", name, got, err, want)
 		}
 	}
 	for name, in := range map[string]*anypb.Any{"none": nil, "empty": {}} {
-		if got, err := decodeOptions(in); err != nil || !proto.Equal(got, &options.Options{}) {
+		if got, err := DecodeOptions(in); err != nil || !proto.Equal(got, &options.Options{}) {
 			t.Errorf("%s: got %v, %v", name, got, err)
 		}
 	}
 	for name, in := range map[string]*anypb.Any{
+		"unknown key":  encode(t, &runtimeoptions.Options{ConfigBody: []byte("SystemdCgroop = true")}),
+		"binary":       encode(t, &options.Options{BinaryName: "/no/runc"}),
+		"relative":     encode(t, &options.Options{Root: "x"}),
+		"no file":      encode(t, &runtimeoptions.Options{ConfigPath: "/no/file"}),
 		"another type": encode(t, &options.CheckpointOptions{}),
 		"not a number": encode(t, &runtimeoptions.Options{ConfigBody: []byte("IoUid = 'x'")}),
 		"garbage":      {TypeUrl: "no/such.Type", Value: []byte{1}},
 	} {
-		if _, err := decodeOptions(in); !errdefs.IsInvalidArgument(err) {
+		if _, err := DecodeOptions(in); !errdefs.IsInvalidArgument(err) {
 			t.Errorf("%s: got %v, want an invalid argument", name, err)
 		}
+	}
+}
+
+// TestUnknownOption has the error name the key that is none.
+func TestUnknownOption(t *testing.T) {
+	name := filepath.Join(t.TempDir(), "options.toml")
+	if err := os.WriteFile(name, []byte("SystemdCgroop = true\n"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	_, err := DecodeOptions(encode(t, &runtimeoptions.Options{ConfigPath: name}))
+	if err == nil || !strings.Contains(err.Error(), "SystemdCgroop") || !strings.Contains(err.Error(), name) {
+		t.Errorf("got %v, want the key and the file named", err)
+	}
+	if err := os.WriteFile(name, []byte("SystemdCgroup = true\n"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	o, err := DecodeOptions(encode(t, &runtimeoptions.Options{ConfigPath: name}))
+	if err != nil || !o.SystemdCgroup {
+		t.Errorf("got %v, %v; want what the file says", o, err)
 	}
 }
 
