@@ -23,6 +23,7 @@ var oncePerRun = map[string]string{
 	"TestSessionRestrictions/pids": "needs the pids controller, which the machine uses in v1",
 	"TestCtr":                      "ctr always asks for shares of the cpu, and the machine uses that controller in v1",
 	"TestOOM":                      "needs the memory controller, which the machine uses in v1",
+	"TestEveryday":                 "compares with runc what has little to do with cgroups, and takes long",
 	"TestSecondPass":               "starts what it runs in",
 }
 
