@@ -116,7 +116,7 @@ func (c *Container) Checkpoint(ctx context.Context, opts CheckpointOptions) (_ T
 	if err != nil {
 		return t, nil, errors.Join(retErr, err)
 	}
-	if err := c.stayPaused(d.paused); err != nil {
+	if err := c.stayPaused(d.paused, r); err != nil {
 		log.G(ctx).WithError(err).Warn("container runs on that was paused")
 	}
 	if retErr != nil {
@@ -471,12 +471,17 @@ func (c *Container) thaw(cg cgroups.Manager, paused bool) error {
 }
 
 // stayPaused pauses a restored container whose user has paused it: CRIU lets
-// restored processes run.
-func (c *Container) stayPaused(paused bool) error {
+// restored processes run. CRIU itself is in the cgroup that freezes the container
+// and has to leave before: frozen it would never end, not even when killed.
+func (c *Container) stayPaused(paused bool, r *restoring) error {
 	if !paused {
 		return nil
 	}
-	if err := c.lc().Pause(); err != nil {
+	err := r.worker.Close()
+	if err == nil {
+		err = c.lc().Pause()
+	}
+	if err != nil {
 		c.setStatus(c.init, StatusRunning)
 		return fmt.Errorf("pause restored container: %w", err)
 	}

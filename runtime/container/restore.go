@@ -98,7 +98,7 @@ func (c *Container) Restore(ctx context.Context, opts RestoreOptions) (_ *Restor
 	if err != nil {
 		return nil, err
 	}
-	if err := c.stayPaused(paused); err != nil {
+	if err := c.stayPaused(paused, r); err != nil {
 		log.G(ctx).WithError(err).Warn("container runs on that was paused")
 	}
 	res.Timings.Restore = time.Since(at)
