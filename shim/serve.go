@@ -15,7 +15,6 @@ import (
 	"time"
 
 	"github.com/containerd/containerd/v2/pkg/namespaces"
-	"github.com/containerd/containerd/v2/pkg/shim"
 	"github.com/containerd/containerd/v2/pkg/shutdown"
 	"github.com/containerd/log"
 	"github.com/containerd/ttrpc"
@@ -82,10 +81,11 @@ func serve(ctx context.Context, args arguments) error {
 	}
 	ctx = log.WithLogger(ctx, log.G(ctx).WithField("runtime", api.RuntimeName))
 	// containerd hands its ttrpc address over by the environment alone.
-	publisher, err := shim.NewPublisher(os.Getenv("TTRPC_ADDRESS"))
+	publisher, err := newPublisher(os.Getenv("TTRPC_ADDRESS"))
 	if err != nil {
-		return fmt.Errorf("connect to containerd's events: %w", err)
+		return err
 	}
+	defer publisher.Close()
 	s, err := newServices(ctx, publisher, sd, args.address)
 	if err != nil {
 		return err
