@@ -9,6 +9,7 @@ import (
 	"os"
 	"path/filepath"
 	"strings"
+	"sync"
 	"testing"
 
 	"github.com/containerd/containerd/v2/pkg/namespaces"
@@ -45,8 +46,36 @@ func (echo) List(_ context.Context, r *ListRequest) (*ListResponse, error) {
 	return &ListResponse{Head: r.ContainerId, Generation: 7}, nil
 }
 
+// mortal keeps the connections of a listener, to end them as the kernel does when
+// a process dies: a server that is closed may answer the calls that it has.
+type mortal struct {
+	net.Listener
+
+	mu    sync.Mutex
+	conns []net.Conn // guarded by mu
+}
+
+func (m *mortal) Accept() (net.Conn, error) {
+	conn, err := m.Listener.Accept()
+	if err != nil {
+		return nil, err
+	}
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	m.conns = append(m.conns, conn)
+	return conn, nil
+}
+
+func (m *mortal) die() {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	for _, conn := range m.conns {
+		conn.Close()
+	}
+}
+
 // serve runs a ttrpc server and a bundle that points at it, and returns the
-// state directory of both.
+// state directory of both. When stop returns the server has died.
 func serve(t *testing.T, register func(*ttrpc.Server)) (state string, stop func()) {
 	t.Helper()
 	state = t.TempDir()
@@ -56,10 +85,11 @@ func serve(t *testing.T, register func(*ttrpc.Server)) (state string, stop func(
 		t.Fatal(err)
 	}
 	t.Cleanup(func() { os.RemoveAll(dir) })
-	l, err := net.Listen("unix", filepath.Join(dir, "s"))
+	socket, err := net.Listen("unix", filepath.Join(dir, "s"))
 	if err != nil {
 		t.Fatal(err)
 	}
+	l := &mortal{Listener: socket}
 	srv, err := ttrpc.NewServer()
 	if err != nil {
 		t.Fatal(err)
@@ -72,6 +102,7 @@ func serve(t *testing.T, register func(*ttrpc.Server)) (state string, stop func(
 		if err := <-done; !errors.Is(err, ttrpc.ErrServerClosed) {
 			t.Errorf("Serve = %v", err)
 		}
+		l.die()
 	}
 	writeBundle(t, state, map[string]any{"version": 3, "address": "unix://" + l.Addr().String(), "protocol": "ttrpc"})
 	return state, stop

@@ -159,8 +159,9 @@ func TestSessionErrors(t *testing.T) {
 		failed <- err
 	}()
 	stop()
+	err = <-failed
 	close(r.hang)
-	if err := <-failed; !errors.Is(err, ErrGone) || !errdefs.IsUnavailable(err) {
+	if !errors.Is(err, ErrGone) || !errdefs.IsUnavailable(err) {
 		t.Errorf("WaitStep of a shim that dies = %v, want %v", err, ErrGone)
 	}
 }
