@@ -4,9 +4,11 @@
 mkdir -p /data
 python3 /app/web.py &
 
+# Opened once: what was deleted does not come again.
+exec 3>>/data/count
 n=0
 while true; do
 	n=$((n + 1))
-	echo $n >>/data/count
+	echo $n >&3
 	sleep 0.1
 done
