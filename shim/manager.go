@@ -2,7 +2,6 @@ package shim
 
 import (
 	"context"
-	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
@@ -10,7 +9,6 @@ import (
 	"os"
 	"path/filepath"
 	"runtime/debug"
-	"strings"
 	"time"
 
 	"github.com/containerd/containerd/api/types"
@@ -18,6 +16,7 @@ import (
 	"github.com/containerd/containerd/v2/cmd/containerd-shim-runc-v2/runc"
 	"github.com/containerd/containerd/v2/pkg/namespaces"
 	"github.com/containerd/containerd/v2/pkg/shim"
+	"github.com/containerd/errdefs"
 	"github.com/containerd/log"
 	"github.com/containerd/typeurl/v2"
 	"golang.org/x/sys/unix"
@@ -25,6 +24,7 @@ import (
 	"google.golang.org/protobuf/types/known/anypb"
 
 	"github.com/statefork/statefork/runtime/container"
+	"github.com/statefork/statefork/shim/api"
 	"github.com/statefork/statefork/shim/task"
 )
 
@@ -82,20 +82,12 @@ func (m *shimManager) Stop(ctx context.Context, id string) (shim.StopStatus, err
 // where containerd has kept it; a shim that containerd never heard of removes
 // its own. In a pod several containers have one shim, which may well be alive.
 func removeDeadSocket(bundle string) error {
-	b, err := os.ReadFile(filepath.Join(bundle, "bootstrap.json"))
-	if errors.Is(err, os.ErrNotExist) {
+	path, err := api.SocketOf(bundle)
+	if errdefs.IsNotFound(err) {
 		return nil
 	}
 	if err != nil {
 		return err
-	}
-	var bootstrap struct{ Address string }
-	if err := json.Unmarshal(b, &bootstrap); err != nil {
-		return fmt.Errorf("decode bootstrap.json: %w", err)
-	}
-	path, ok := strings.CutPrefix(bootstrap.Address, "unix://")
-	if !ok {
-		return nil
 	}
 	conn, err := net.Dial("unix", path)
 	if err == nil {

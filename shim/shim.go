@@ -31,6 +31,7 @@ func Run() {
 		return
 	}
 	shim.RunShim(context.Background(), newManager(api.RuntimeName), func(c *shim.Config) {
+		// An action waits for the processes that it starts, and adopts no others.
 		c.NoReaper = true
 		c.NoSubreaper = true
 	})

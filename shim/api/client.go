@@ -74,7 +74,7 @@ func Dial(ctx context.Context, cfg Config) (*Client, error) {
 	if err := identifiers.Validate(cfg.ContainerID); err != nil {
 		return nil, fmt.Errorf("check container id: %w", err)
 	}
-	address, err := socketOf(filepath.Join(cfg.State, taskDir, cfg.Namespace, cfg.ContainerID, "bootstrap.json"))
+	address, err := SocketOf(filepath.Join(cfg.State, taskDir, cfg.Namespace, cfg.ContainerID))
 	if err != nil {
 		return nil, fmt.Errorf("find shim of task %q: %w", cfg.ContainerID, err)
 	}
@@ -90,8 +90,10 @@ func Dial(ctx context.Context, cfg Config) (*Client, error) {
 	return &Client{conn: c, service: NewWaypointClient(c), cfg: cfg}, nil
 }
 
-// socketOf reads the path of the shim's socket from a bundle's bootstrap file.
-func socketOf(path string) (string, error) {
+// SocketOf returns the path of the socket of a bundle's shim, as containerd has
+// kept it there. It fails with ErrNotFound if containerd has not.
+func SocketOf(bundle string) (string, error) {
+	path := filepath.Join(bundle, "bootstrap.json")
 	b, err := os.ReadFile(path)
 	if errors.Is(err, fs.ErrNotExist) {
 		return "", fmt.Errorf("%w: %w", err, errdefs.ErrNotFound)

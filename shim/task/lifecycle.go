@@ -37,7 +37,7 @@ func (s *Service) Create(ctx context.Context, r *taskapi.CreateTaskRequest) (_ *
 	if err != nil {
 		return nil, err
 	}
-	opts, err := DecodeOptions(r.Options)
+	opts, err := decodeOptions(r.Options)
 	if err != nil {
 		return nil, err
 	}

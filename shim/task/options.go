@@ -15,11 +15,11 @@ import (
 	"google.golang.org/protobuf/types/known/anypb"
 )
 
-// DecodeOptions reads the options that a container or its shim is started with.
-// ctr and nerdctl send runc's; CRI sends its generic ones for every runtime
-// whose name is not runc's; no options are as good as empty ones. The result is
-// checked: what is asked for here is honoured.
-func DecodeOptions(any *anypb.Any) (*options.Options, error) {
+// decodeOptions reads the options of a Create. ctr and nerdctl send runc's; CRI
+// sends its generic ones for every runtime whose name is not runc's; no options
+// are as good as empty ones. The result is checked: what is asked for here is
+// honoured.
+func decodeOptions(any *anypb.Any) (*options.Options, error) {
 	if any.GetTypeUrl() == "" {
 		return &options.Options{}, nil
 	}

@@ -40,13 +40,13 @@ func TestDecodeOptions(t *testing.T) {
 		"runc's": encode(t, want),
 		"CRI's":  encode(t, &runtimeoptions.Options{ConfigBody: []byte(body)}),
 	} {
-		got, err := DecodeOptions(in)
+		got, err := decodeOptions(in)
 		if err != nil || !proto.Equal(got, want) {
 			t.Errorf("%s: got %v, %v; want %v", name, got, err, want)
 		}
 	}
 	for name, in := range map[string]*anypb.Any{"none": nil, "empty": {}} {
-		if got, err := DecodeOptions(in); err != nil || !proto.Equal(got, &options.Options{}) {
+		if got, err := decodeOptions(in); err != nil || !proto.Equal(got, &options.Options{}) {
 			t.Errorf("%s: got %v, %v", name, got, err)
 		}
 	}
@@ -59,7 +59,7 @@ func TestDecodeOptions(t *testing.T) {
 		"not a number": encode(t, &runtimeoptions.Options{ConfigBody: []byte("IoUid = 'x'")}),
 		"garbage":      {TypeUrl: "no/such.Type", Value: []byte{1}},
 	} {
-		if _, err := DecodeOptions(in); !errdefs.IsInvalidArgument(err) {
+		if _, err := decodeOptions(in); !errdefs.IsInvalidArgument(err) {
 			t.Errorf("%s: got %v, want an invalid argument", name, err)
 		}
 	}
@@ -71,14 +71,14 @@ func TestUnknownOption(t *testing.T) {
 	if err := os.WriteFile(name, []byte("SystemdCgroop = true\n"), 0o600); err != nil {
 		t.Fatal(err)
 	}
-	_, err := DecodeOptions(encode(t, &runtimeoptions.Options{ConfigPath: name}))
+	_, err := decodeOptions(encode(t, &runtimeoptions.Options{ConfigPath: name}))
 	if err == nil || !strings.Contains(err.Error(), "SystemdCgroop") || !strings.Contains(err.Error(), name) {
 		t.Errorf("got %v, want the key and the file named", err)
 	}
 	if err := os.WriteFile(name, []byte("SystemdCgroup = true\n"), 0o600); err != nil {
 		t.Fatal(err)
 	}
-	o, err := DecodeOptions(encode(t, &runtimeoptions.Options{ConfigPath: name}))
+	o, err := decodeOptions(encode(t, &runtimeoptions.Options{ConfigPath: name}))
 	if err != nil || !o.SystemdCgroup {
 		t.Errorf("got %v, %v; want what the file says", o, err)
 	}
