@@ -31,8 +31,7 @@ func cgroupNamespaceOf(cfg *libConfig, pid int) (*os.File, error) {
 
 // newCgroupNamespace makes the cgroup namespace of a new container whose cgroups
 // are cg, or opens that which the configuration names. It is nil for the host's.
-// program is any file that can be executed; it is not run.
-func newCgroupNamespace(cfg *libConfig, cg cgroups.Manager, program string) (*os.File, error) {
+func newCgroupNamespace(cfg *libConfig, cg cgroups.Manager) (*os.File, error) {
 	if !cfg.Namespaces.Contains(configs.NEWCGROUP) {
 		return nil, nil
 	}
@@ -45,7 +44,7 @@ func newCgroupNamespace(cfg *libConfig, cg cgroups.Manager, program string) (*os
 	}
 	var f *os.File
 	err := onThread(func() (err error) {
-		f, err = unshareCgroup(cg, program)
+		f, err = unshareCgroup(cg)
 		return err
 	})
 	if err != nil {
@@ -58,7 +57,7 @@ func newCgroupNamespace(cfg *libConfig, cg cgroups.Manager, program string) (*os
 // maker is. A child is born in the cgroups of the thread that starts it, but in
 // cgroup v2, where threads stay with their process, in the one it is told. The
 // calling thread must not be used any more.
-func unshareCgroup(cg cgroups.Manager, program string) (*os.File, error) {
+func unshareCgroup(cg cgroups.Manager) (*os.File, error) {
 	attr := &syscall.SysProcAttr{Unshareflags: syscall.CLONE_NEWCGROUP, Ptrace: true, Pdeathsig: syscall.SIGKILL}
 	for _, dir := range cg.GetPaths() {
 		unified, err := isUnified(dir)
@@ -78,8 +77,9 @@ func unshareCgroup(cg cgroups.Manager, program string) (*os.File, error) {
 		defer fd.Close()
 		attr.UseCgroupFD, attr.CgroupFD = true, int(fd.Fd())
 	}
-	// A traced child stops before it runs anything.
-	pid, err := syscall.ForkExec(program, []string{program}, &syscall.ProcAttr{Sys: attr})
+	// A traced child stops before it runs anything: any program will do.
+	const self = "/proc/self/exe"
+	pid, err := syscall.ForkExec(self, []string{self}, &syscall.ProcAttr{Sys: attr})
 	if err != nil {
 		return nil, os.NewSyscallError("fork", err)
 	}

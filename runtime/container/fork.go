@@ -65,11 +65,7 @@ func (c *Container) prepareFork(ctx context.Context, cfg *libConfig, cg cgroups.
 	if err != nil {
 		return nil, err
 	}
-	bin, err := findCRIU(ctx)
-	if err == nil {
-		plan.cgroup, err = newCgroupNamespace(cfg, cg, bin.Path)
-	}
-	if err != nil {
+	if plan.cgroup, err = newCgroupNamespace(cfg, cg); err != nil {
 		plan.Close()
 		return nil, err
 	}

@@ -96,7 +96,7 @@ func checkTasks(init int, pids []int) error {
 func limitsReadable(t task) error {
 	err := unix.Prlimit(t.pid, unix.RLIMIT_CORE, nil, &unix.Rlimit{})
 	if errors.Is(err, unix.EPERM) {
-		return fmt.Errorf("%s has another user or group than root's, and its resource limits can be kept only with CAP_SYS_RESOURCE, which this host does not give: %w", t, errdefs.ErrFailedPrecondition)
+		return fmt.Errorf("%s has another user or group than root's, and its resource limits can be kept only with CAP_SYS_RESOURCE, which containerd has not got: give it that, or run the process as root: %w", t, errdefs.ErrFailedPrecondition)
 	}
 	return nil // gone, or for CRIU to say
 }
