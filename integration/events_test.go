@@ -20,10 +20,12 @@ type exits struct {
 	done   chan struct{}
 
 	mu sync.Mutex
-	// list has a line for each event of an init process, and marks what was
-	// seen of our own events. Both are guarded by mu.
-	list  []string
-	marks map[string]bool
+	// list has a line for each event of an init process, processes the id of
+	// each process that ended, and marks what was seen of our own events. All
+	// are guarded by mu.
+	list      []string
+	processes []string
+	marks     map[string]bool
 }
 
 // markTopic is that of the events by which a test finds its place in the stream.
@@ -61,6 +63,7 @@ func (x *exits) add(env *events.Envelope) {
 	defer x.mu.Unlock()
 	switch ev := v.(type) {
 	case *eventsapi.TaskExit:
+		x.processes = append(x.processes, ev.ID)
 		if ev.ID == ev.ContainerID {
 			x.list = append(x.list, fmt.Sprintf("%s exited with %d", ev.ContainerID, ev.ExitStatus))
 		}
@@ -96,6 +99,15 @@ func (x *exits) expect(want ...string) {
 	if !slices.Equal(x.list, want) {
 		x.e.Errorf("exit events are [%s], want [%s]", strings.Join(x.list, ", "), strings.Join(want, ", "))
 	}
+}
+
+// ids are those of all processes that have ended, in the order of their events.
+func (x *exits) ids() []string {
+	x.e.Helper()
+	x.sync()
+	x.mu.Lock()
+	defer x.mu.Unlock()
+	return slices.Clone(x.processes)
 }
 
 // wait waits until there is an exit event of that container.

@@ -1,7 +1,6 @@
 package integration_test
 
 import (
-	"context"
 	"fmt"
 	"os"
 	"path/filepath"
@@ -116,14 +115,7 @@ networks:
 // answer alike.
 func TestEveryday(t *testing.T) {
 	t.Parallel()
-	mayRun(t)
-	tb, err := testbed.StartApart(t.Context(), t.Logf)
-	started(t, err)
-	t.Cleanup(func() {
-		if err := tb.Stop(context.Background()); err != nil {
-			t.Error(err)
-		}
-	})
+	tb := apart(t)
 	people := []*person{
 		{runtime: "io.containerd.runc.v2", snapshotter: testbed.Stock, net: "runcnet", subnet: "10.71", port: "8071"},
 		{runtime: testbed.Runtime, snapshotter: testbed.Snapshotter, net: "ournet", subnet: "10.72", port: "8072"},

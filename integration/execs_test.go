@@ -1,7 +1,6 @@
 package integration_test
 
 import (
-	"context"
 	"fmt"
 	"slices"
 	"strings"
@@ -10,11 +9,9 @@ import (
 	"syscall"
 	"testing"
 
-	eventsapi "github.com/containerd/containerd/api/events"
 	containerd "github.com/containerd/containerd/v2/client"
 	"github.com/containerd/containerd/v2/pkg/cio"
 	"github.com/containerd/containerd/v2/pkg/oci"
-	"github.com/containerd/typeurl/v2"
 
 	"github.com/statefork/statefork/integration/testbed"
 )
@@ -38,7 +35,7 @@ func TestExecsWhileInitExits(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	exits := e.watchTask("many")
+	exits := e.watchExits()
 	if err := task.Start(e.ctx); err != nil {
 		t.Fatal(err)
 	}
@@ -66,8 +63,10 @@ func TestExecsWhileInitExits(t *testing.T) {
 	if len(started) < all*9/10 {
 		t.Fatalf("%d of %d were started", len(started), all)
 	}
-	got := exits.untilInit()
+	exits.wait("many")
 	slices.Sort(started)
+	got := exits.ids()
+	told := len(got)
 	if last := got[len(got)-1]; last != "many" {
 		t.Errorf("the last exit is that of %s", last)
 	}
@@ -79,7 +78,9 @@ func TestExecsWhileInitExits(t *testing.T) {
 			t.Errorf("delete exec %d: %v", n, err)
 		}
 	})
-	exits.nothingMore()
+	if more := exits.ids()[told:]; len(more) > 0 {
+		t.Errorf("further exits: %v", more)
+	}
 }
 
 // parallel calls f with 0 to n-1, so many at once.
@@ -117,66 +118,4 @@ func (e *env) prepareExecs(task containerd.Task, n, atOnce int) []containerd.Pro
 		e.FailNow()
 	}
 	return prepared
-}
-
-// taskExits are the exits of one container's processes, as they are told.
-type taskExits struct {
-	e   *env
-	id  string
-	ids chan string
-}
-
-func (e *env) watchTask(id string) *taskExits {
-	e.Helper()
-	ctx, cancel := context.WithCancel(e.ctx)
-	x := &taskExits{e: e, id: id, ids: make(chan string, 4096)}
-	stream, errs := e.ns.Client().EventService().Subscribe(ctx, fmt.Sprintf(`namespace==%q,topic=="/tasks/exit"`, e.ns.NS))
-	done := make(chan struct{})
-	go func() {
-		defer close(done)
-		for {
-			select {
-			case env := <-stream:
-				if v, err := typeurl.UnmarshalAny(env.Event); err == nil {
-					if exit, ok := v.(*eventsapi.TaskExit); ok && exit.ContainerID == id {
-						x.ids <- exit.ID
-					}
-				}
-			case <-errs:
-				return
-			}
-		}
-	}()
-	e.Cleanup(func() { cancel(); <-done })
-	return x
-}
-
-// untilInit returns the ids of the processes that have exited, up to that of
-// init.
-func (x *taskExits) untilInit() []string {
-	x.e.Helper()
-	var got []string
-	x.e.eventually(func() error {
-		for {
-			select {
-			case id := <-x.ids:
-				if got = append(got, id); id == x.id {
-					return nil
-				}
-			default:
-				return fmt.Errorf("init has not exited, but %d others", len(got))
-			}
-		}
-	})
-	return got
-}
-
-// nothingMore fails if there was another exit.
-func (x *taskExits) nothingMore() {
-	x.e.Helper()
-	select {
-	case id := <-x.ids:
-		x.e.Errorf("another exit of %s", id)
-	default:
-	}
 }

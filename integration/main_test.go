@@ -70,8 +70,19 @@ func common(t *testing.T) *testbed.Testbed {
 // the machine looked at, after the test.
 func private(t *testing.T) *testbed.Testbed {
 	t.Helper()
+	return own(t, testbed.Start)
+}
+
+// apart is private in a network namespace of its own.
+func apart(t *testing.T) *testbed.Testbed {
+	t.Helper()
+	return own(t, testbed.StartApart)
+}
+
+func own(t *testing.T, start func(context.Context, func(string, ...any)) (*testbed.Testbed, error)) *testbed.Testbed {
+	t.Helper()
 	mayRun(t)
-	tb, err := testbed.Start(t.Context(), t.Logf)
+	tb, err := start(t.Context(), t.Logf)
 	started(t, err)
 	t.Cleanup(func() {
 		if t.Failed() {

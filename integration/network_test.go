@@ -16,15 +16,7 @@ import (
 // on where the container goes on, and is cut and told of where it goes back.
 func TestBridge(t *testing.T) {
 	t.Parallel()
-	mayRun(t)
-	tb, err := testbed.StartApart(t.Context(), t.Logf)
-	started(t, err)
-	t.Cleanup(func() {
-		if err := tb.Stop(context.Background()); err != nil {
-			t.Error(err)
-		}
-	})
-	e := setup(t, tb)
+	e := setup(t, apart(t))
 	e.nerdctl("network", "create", "--subnet", "10.77.0.0/24", "testnet")
 	t.Cleanup(func() { e.must(e.ns.Nerdctl(e.cleanupContext(), "network", "rm", "testnet")) })
 	e.nerdctl("--snapshotter", e.snapshotter, "run", "-d", "--runtime", testbed.Runtime, "--net", "testnet",
