@@ -23,8 +23,14 @@ import (
 // that was exec'd would be lost, and is named before anything is touched; one in
 // a session goes on, and can be typed to again.
 func TestB01SecondTerminal(t *testing.T) {
-	e := withDebian(t)
-	name := e.name()
+	t.Parallel()
+	// By itself: with each container that comes or goes in a namespace nerdctl
+	// writes the /etc/hosts of all others again.
+	e := setup(t, common(t))
+	if err := e.ns.ImportDebian(e.ctx); err != nil {
+		t.Fatal(err)
+	}
+	const name = "box"
 	id := e.run(name, "-t", testbed.Debian, "bash")
 	undo := e.startExecIn(name, "python3", "-c", "import time; time.sleep(1000)")
 	before := e.inventoryOf(name)
@@ -66,8 +72,8 @@ func TestManySessions(t *testing.T) {
 	}
 }
 
-// inventoryOf is what a failed checkpoint could leave of one container, where
-// others come and go: every file of its root, with size and time.
+// inventoryOf is what a failed checkpoint could leave of one container: every
+// file of its root, with size and time.
 func (e *env) inventoryOf(container string) string {
 	e.Helper()
 	w := e.writable(container)
