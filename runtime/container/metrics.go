@@ -23,7 +23,21 @@ func (c *Container) loadMetrics() error {
 	return nil
 }
 
-func openMetrics(pid int) (any, error) {
+// openTries is how often the cgroup of a process is looked for. The kernel shows
+// the table of mounts, in which that is done, with gaps while others mount.
+const openTries = 5
+
+// openMetrics opens the cgroup of a process.
+func openMetrics(pid int) (m any, err error) {
+	for range openTries {
+		if m, err = tryMetrics(pid); err == nil {
+			break
+		}
+	}
+	return m, err
+}
+
+func tryMetrics(pid int) (any, error) {
 	if cgroups.Mode() != cgroups.Unified {
 		return cgroup1.Load(cgroup1.PidPath(pid))
 	}
@@ -35,8 +49,7 @@ func openMetrics(pid int) (any, error) {
 }
 
 // openedMetrics returns the opened cgroup. It is opened now if that did not work
-// before: the kernel shows the table of mounts, in which the cgroup is looked
-// for, with gaps while others mount.
+// before.
 func (c *Container) openedMetrics() (any, error) {
 	c.mu.Lock()
 	m, started := c.metrics, c.gen != nil
