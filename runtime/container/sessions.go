@@ -308,14 +308,16 @@ func (s *shellStart) run(ctx context.Context) error {
 		return fmt.Errorf("start shell %q: %w", s.ch.Path, errorClass(err))
 	}
 	p, err := notify.Wait(ctx)
+	if err != nil {
+		_ = lp.Signal(unix.SIGKILL)
+	}
+	// The launcher ends when it has forked the shell. Only then is the shell
+	// init's child, and it notes its parent when it begins.
+	_, werr := waitChild(lp)()
 	if err == nil {
 		s.ch.Pid, s.ch.Exit = p.Pid, p.Pidfd
 		err = notify.Release(ctx)
 	}
-	if err != nil {
-		_ = lp.Signal(unix.SIGKILL)
-	}
-	_, werr := waitChild(lp)()
 	if err := errors.Join(err, werr); err != nil {
 		return err
 	}
