@@ -191,6 +191,8 @@ while True:
 			t.Errorf("in the foreground: %q", out)
 		}
 	}
+	// Python does not notice a signal that comes just before it waits.
+	s.untilInput(r)
 	s.send("\x03")
 	if got := s.wait(r); got.ExitCode != 130 {
 		t.Errorf("the interrupted step: %v", got)
